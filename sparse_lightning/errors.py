@@ -1,0 +1,23 @@
+"""The errors of sparse_lightning: one family, each telling what was wrong and what to change."""
+
+from __future__ import annotations
+
+
+class SparseLightningError(Exception):
+    """Any error that sparse_lightning raises on purpose."""
+
+
+class LayoutError(SparseLightningError, ValueError):
+    """A shape, stride, offset or block that does not fit its parameter."""
+
+
+class CouplingError(SparseLightningError, ValueError):
+    """Grids that cannot be laid on one another."""
+
+
+class SparsityError(SparseLightningError, ValueError):
+    """A sparsity, a count of blocks or a threshold that is out of range."""
+
+
+class ScoreWarning(UserWarning):
+    """Scores that are not numbers: the blocks they belong to rank lowest."""
