@@ -1,0 +1,1 @@
+"""Kernels: one folder for each operation, the reference in plain torch beside what makes it fast."""

@@ -1,0 +1,116 @@
+"""BlockPart: the blocks of a view that one process holds, whole or cut, to reduce and to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparse_lightning.chunk import chunks
+from sparse_lightning.errors import LayoutError
+from sparse_lightning.kernels import block_apply
+from sparse_lightning.layout import Layout, grid_shape
+from sparse_lightning.patch import Box, Patch, patches, whole
+from sparse_lightning.reduction import Reduction, accumulation_dtype
+
+
+@dataclass(frozen=True)
+class BlockPart:
+    """The patches of one grid on the storage of one tensor.
+
+    The whole parameter is the part whose box has its shape. Grids always have the shape of the whole: a
+    reduction leaves its identity where the part holds nothing, so that parts combine.
+    """
+
+    tensor: Tensor
+    view: Layout
+    grid_shape: tuple[int, ...]
+    patches: tuple[Patch, ...]
+
+    @classmethod
+    def whole(cls, tensor: Tensor, view: Layout, block: tuple[int, ...]) -> BlockPart:
+        """All blocks of a view of a tensor."""
+        base = Layout.of(tensor)
+        return cls.of_box(tensor, whole(base.shape), view, base, block)
+
+    @classmethod
+    def of_box(cls, local: Tensor, box: Box, view: Layout, base: Layout, block: tuple[int, ...]) -> BlockPart:
+        """The blocks of a view of a parameter, as far as they lie in a box of it.
+
+        Args:
+            local: the tensor that holds the box, of the box's shape.
+            box: start and stop along each dimension of the parameter.
+            view: the view on the whole parameter.
+            base: the layout of the whole parameter.
+            block: the block shape, one positive entry for each dimension of the view.
+        """
+        found = patches(view, base, block, box, Layout.of(local))
+        return cls(local.detach(), view, grid_shape(view.shape, block), found)
+
+    def reduce(self, reduction: Reduction) -> Tensor:
+        """The grid of this part's share of each block, prepared, folded and combined, not yet finished."""
+        grid = reduction.start(self.grid_shape, self.tensor)
+        for patch in self.patches:
+            here = grid[_slices(patch)]
+            here.copy_(reduction.combine(here, _to_grid(patch, self._fold(patch, reduction))))
+        return grid
+
+    def _fold(self, patch: Patch, reduction: Reduction) -> Tensor:
+        window = patch.window.on(self.tensor)
+        grid = reduction.start(patch.counts, self.tensor)
+        dtype = accumulation_dtype(self.tensor.dtype)
+        for piece in chunks(window.shape, window.device):
+            values = reduction.prepare(window[piece].to(dtype))
+            for d in range(1, values.ndim, 2):
+                values = reduction.fold(values, d) if values.shape[d] > 1 else values
+            here = grid[piece[0::2]]
+            here.copy_(reduction.combine(here, values.view(here.shape)))
+        return grid
+
+    def fill_(self, mask: Tensor) -> None:
+        """Zero where the mask is True; exactly +0.0, whatever was there."""
+        if mask.dtype != torch.bool:
+            raise LayoutError(f"a mask is boolean, True where a block is pruned; this one is {mask.dtype}")
+        for window, here in self._windows(mask):
+            block_apply.fill_(window, here)
+
+    def scale_(self, multiplier: Tensor) -> None:
+        """Each block times its grid value."""
+        for window, here in self._windows(multiplier):
+            block_apply.scale_(window, here)
+
+    def _windows(self, grid: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each patch to write to, with its values of a grid in the same order."""
+        check_writable(self.view)
+        if tuple(grid.shape) != self.grid_shape:
+            raise LayoutError(f"values of shape {tuple(grid.shape)} for a grid of blocks of shape {self.grid_shape}")
+        grid = grid.detach().to(self.tensor.device)
+        for patch in self.patches:
+            yield patch.window.on(self.tensor), _from_grid(patch, grid[_slices(patch)])
+
+
+def check_writable(view: Layout) -> None:
+    """Raise where writing would reach an element twice."""
+    if not view.is_injective():
+        raise LayoutError(f"the view {view} reaches some element twice: it can be read, but not written")
+
+
+def _slices(patch: Patch) -> tuple[slice, ...]:
+    return tuple(slice(lo, hi) for lo, hi in patch.grid)
+
+
+def _from_grid(patch: Patch, values: Tensor) -> Tensor:
+    """Values in the order of the grid → in the order of the patch's window."""
+    if patch.flipped:
+        values = values.flip(patch.flipped)
+    return values.permute(patch.order).reshape(patch.counts)
+
+
+def _to_grid(patch: Patch, values: Tensor) -> Tensor:
+    """Values in the order of the patch's window → in the order of the grid."""
+    sizes = [hi - lo for lo, hi in patch.grid]
+    back = [patch.order.index(d) for d in range(len(sizes))]
+    values = values.reshape([sizes[d] for d in patch.order]).permute(back)
+    return values.flip(patch.flipped) if patch.flipped else values
