@@ -1,0 +1,69 @@
+"""Structured sparsity for PyTorch Lightning: blocks of weights that are scored, pruned and held at zero.
+
+Names are imported on first use: `import sparse_lightning` alone costs nothing and needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparse_lightning.block import BlockCoupling, BlockSpec
+    from sparse_lightning.builder import SparsityBuilder
+    from sparse_lightning.drawing import draw
+    from sparse_lightning.errors import (
+        CouplingError,
+        LayoutError,
+        ScoreWarning,
+        SparseLightningError,
+        SparsityError,
+    )
+    from sparse_lightning.layout import Layout
+    from sparse_lightning.scope import ScopeCoupling, ScopeSpec, SparseScope
+    from sparse_lightning.sparse_block import SparseBlock
+    from sparse_lightning.view import View, copy_, empty_strided
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BlockCoupling",
+    "BlockSpec",
+    "CouplingError",
+    "Layout",
+    "LayoutError",
+    "ScopeCoupling",
+    "ScopeSpec",
+    "ScoreWarning",
+    "SparseBlock",
+    "SparseLightningError",
+    "SparseScope",
+    "SparsityBuilder",
+    "SparsityError",
+    "View",
+    "copy_",
+    "draw",
+    "empty_strided",
+]
+
+_HOMES = {
+    "block": ["BlockCoupling", "BlockSpec"],
+    "builder": ["SparsityBuilder"],
+    "drawing": ["draw"],
+    "errors": ["CouplingError", "LayoutError", "ScoreWarning", "SparseLightningError", "SparsityError"],
+    "layout": ["Layout"],
+    "scope": ["ScopeCoupling", "ScopeSpec", "SparseScope"],
+    "sparse_block": ["SparseBlock"],
+    "view": ["View", "copy_", "empty_strided"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
