@@ -1,0 +1,85 @@
+"""table: blocks and scopes as plain text, a line for each parameter or view that is cut into blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sparse_lightning.block import BlockSpec
+from sparse_lightning.layout import Layout
+from sparse_lightning.scope import ScopeSpec, SparseScope
+from sparse_lightning.sparse_block import SparseBlock
+from sparse_lightning.view import View
+
+HEADINGS = ("name", "of", "parameter", "view", "block", "grid", "scope", "scopes", "blocks/scope", "weights/block")
+NUMBERS = ("scopes", "blocks/scope", "weights/block")
+
+
+def table(scopes: Iterable[SparseScope]) -> str:
+    """The aligned table of scopes and of the blocks that compete in them.
+
+    A coupling takes a line for each of its members; what holds for all of them stands in the first line only.
+    A view is "whole" where it is the parameter itself; otherwise its shape, strides and offset are given.
+    `scope` and `grid` count blocks.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.randn(8, 16))
+        >>> print(table([ScopeSpec(BlockSpec(weight, (1, 1), name="fc"), (1, 4), name="2:4")]))
+        name  of  parameter  view   block  grid  scope  scopes  blocks/scope  weights/block
+        ----  --  ---------  -----  -----  ----  -----  ------  ------------  -------------
+        2:4   fc  8×16       whole  1×1    8×16  1×4        32             4              1
+    """
+    rows = [row for scope in scopes for row in _scope_rows(scope)]
+    rule = ["-" * max(len(row[i]) for row in [HEADINGS, *rows]) for i in range(len(HEADINGS))]
+    return "\n".join(_line(row, [len(dashes) for dashes in rule]) for row in [HEADINGS, rule, *rows])
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    columns = zip(HEADINGS, row, widths, strict=True)
+    return "  ".join(text.rjust(n) if title in NUMBERS else text.ljust(n) for title, text, n in columns).rstrip()
+
+
+def _scope_rows(scope: SparseScope) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for member in scope.members():
+        for row in _member_rows(member):
+            first = not rows
+            counts = (str(scope.numscp()), str(scope.numblk_per_scope())) if first else ("", "")
+            rows.append((scope.name or "-" if first else "", *row[:6], *counts, row[6]))
+    return rows
+
+
+def _member_rows(member: ScopeSpec) -> list[tuple[str, ...]]:
+    shared = (times(member.shape), str(member.block.numel_per_block()))
+    cells = [(*_spec_cells(spec, member.block), *shared) for spec in member.block.blocks()]
+    return [cells[0], *((*row[:5], "", "") for row in cells[1:])]
+
+
+def _spec_cells(spec: BlockSpec, block: SparseBlock) -> tuple[str, ...]:
+    name = spec.name or block.name or "-"
+    return name, times(spec.param.shape), view_text(spec.view), times(spec.shape), times(spec.grid_shape)
+
+
+def times(shape: Sequence[int]) -> str:
+    """A shape as it is spoken of.
+
+    Example:
+        >>> times((32, 16))
+        '32×16'
+    """
+    return "×".join(map(str, shape)) or "()"
+
+
+def view_text(view: View) -> str:
+    """A view in few words: "whole" for the parameter itself, otherwise its shape, strides and offset.
+
+    Example:
+        >>> import torch
+        >>> view_text(View(torch.empty(8, 16), (8, 8), (16, -1), offset=7))
+        '8×8 by 16,-1 at 7'
+    """
+    base, layout = Layout.of(view.param), view.layout
+    if layout == base:
+        return "whole"
+    place = f" at {layout.offset - base.offset}" if layout.offset != base.offset else ""
+    return f"{times(layout.shape)} by {','.join(map(str, layout.stride))}{place}"
