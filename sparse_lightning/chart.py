@@ -109,7 +109,7 @@ def lies_inside(layout: Layout, base: Layout) -> bool:
     """Whether every element of a layout is one of the base's; exact, also where the base leaves gaps."""
     if not layout.numel:
         return True
-    base = base.positive()[0]
+    base = _moving(base)
     (low, high), (lowest, highest) = layout.span, base.span
     if low < lowest or high > highest:
         return False
@@ -121,10 +121,19 @@ def lies_inside(layout: Layout, base: Layout) -> bool:
         return not _reaches_a_gap(layout, base)
     if layout.numel == 1:
         return layout.overlaps(base)
-    # Nothing is known of where dimensions that interleave leave gaps: look at ever smaller parts.
+    if chart(layout, base) is not None:
+        return True
+    # Dimensions that interleave leave gaps in no simple places: look at parts until they follow the base.
     d = max(range(layout.ndim), key=lambda i: (layout.shape[i] > 1, abs(layout.stride[i])))
     half = layout.shape[d] // 2
     return lies_inside(layout.slice(d, None, half), base) and lies_inside(layout.slice(d, half), base)
+
+
+def _moving(base: Layout) -> Layout:
+    """A layout that reaches the same elements, without repetitions and without negative strides."""
+    upright = base.positive()[0]
+    pairs = [(n, s) for n, s in zip(upright.shape, upright.stride, strict=True) if n != 1 and s]
+    return Layout([n for n, _ in pairs], [s for _, s in pairs], upright.offset) if base.numel else upright
 
 
 def _is_apart(base: Layout) -> bool:

@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sparse_lightning.chunk import chunks
 from sparse_lightning.errors import LayoutError
 from sparse_lightning.kernels import block_apply
+from sparse_lightning.kernels.block_score import reference
+from sparse_lightning.kernels.block_score.stage import Stage
 from sparse_lightning.layout import Layout, grid_shape
 from sparse_lightning.patch import Box, Patch, patches, whole
-from sparse_lightning.reduction import Reduction, accumulation_dtype
+from sparse_lightning.reduction import Reduction
+
+Fold = Callable[[Stage, Sequence[Tensor]], list[Tensor]]
+"""What runs a stage on windows of one shape `(n0, l0, n1, l1, …)`: for each fold a grid `(n0, n1, …)`."""
 
 
 @dataclass(frozen=True)
 class BlockPart:
-    """The patches of one grid on the storage of one tensor.
+    """The patches of one grid on the tensor that is written to, and on others that are read along with it.
 
     The whole parameter is the part whose box has its shape. Grids always have the shape of the whole: a
     reduction leaves its identity where the part holds nothing, so that parts combine.
     """
 
-    tensor: Tensor
+    tensors: tuple[Tensor, ...]
     view: Layout
     grid_shape: tuple[int, ...]
     patches: tuple[Patch, ...]
 
     @classmethod
-    def whole(cls, tensor: Tensor, view: Layout, block: tuple[int, ...]) -> BlockPart:
+    def whole(cls, tensor: Tensor, view: Layout, block: tuple[int, ...], others: Sequence[Tensor] = ()) -> BlockPart:
         """All blocks of a view of a tensor."""
         base = Layout.of(tensor)
-        return cls.of_box(tensor, whole(base.shape), view, base, block)
+        return cls.of_box(tensor, whole(base.shape), view, base, block, others)
 
     @classmethod
-    def of_box(cls, local: Tensor, box: Box, view: Layout, base: Layout, block: tuple[int, ...]) -> BlockPart:
+    def of_box(
+        cls,
+        local: Tensor,
+        box: Box,
+        view: Layout,
+        base: Layout,
+        block: tuple[int, ...],
+        others: Sequence[Tensor] = (),
+    ) -> BlockPart:
         """The blocks of a view of a parameter, as far as they lie in a box of it.
 
         Args:
@@ -45,29 +57,26 @@ class BlockPart:
             view: the view on the whole parameter.
             base: the layout of the whole parameter.
             block: the block shape, one positive entry for each dimension of the view.
+            others: tensors of the box's shape, of any strides, that a stage reads beside the local one.
         """
-        found = patches(view, base, block, box, Layout.of(local))
-        return cls(local.detach(), view, grid_shape(view.shape, block), found)
+        found = patches(view, base, block, box, Layout.of(local), tuple(Layout.of(other) for other in others))
+        tensors = tuple(tensor.detach() for tensor in (local, *others))
+        return cls(tensors, view, grid_shape(view.shape, block), found)
 
     def reduce(self, reduction: Reduction) -> Tensor:
         """The grid of this part's share of each block, prepared, folded and combined, not yet finished."""
-        grid = reduction.start(self.grid_shape, self.tensor)
-        for patch in self.patches:
-            here = grid[_slices(patch)]
-            here.copy_(reduction.combine(here, _to_grid(patch, self._fold(patch, reduction))))
+        [grid] = self.fold(reduction.stage, reference.fold)
         return grid
 
-    def _fold(self, patch: Patch, reduction: Reduction) -> Tensor:
-        window = patch.window.on(self.tensor)
-        grid = reduction.start(patch.counts, self.tensor)
-        dtype = accumulation_dtype(self.tensor.dtype)
-        for piece in chunks(window.shape, window.device):
-            values = reduction.prepare(window[piece].to(dtype))
-            for d in range(1, values.ndim, 2):
-                values = reduction.fold(values, d) if values.shape[d] > 1 else values
-            here = grid[piece[0::2]]
-            here.copy_(reduction.combine(here, values.view(here.shape)))
-        return grid
+    def fold(self, stage: Stage, run: Fold) -> list[Tensor]:
+        """A stage on the elements of this part: for each of its folds a grid of this part's share of each block."""
+        grids = [reference.start(kind, self.grid_shape, self.tensors[0]) for _, kind in stage.folds]
+        for patch in self.patches:
+            windows = [layout.on(tensor) for layout, tensor in zip(patch.windows, self.tensors, strict=True)]
+            for grid, value, (_, kind) in zip(grids, run(stage, windows), stage.folds, strict=True):
+                here = grid[_slices(patch)]
+                here.copy_(reference.combine(kind, here, _to_grid(patch, value)))
+        return grids
 
     def fill_(self, mask: Tensor) -> None:
         """Zero where the mask is True; exactly +0.0, whatever was there."""
@@ -86,9 +95,9 @@ class BlockPart:
         check_writable(self.view)
         if tuple(grid.shape) != self.grid_shape:
             raise LayoutError(f"values of shape {tuple(grid.shape)} for a grid of blocks of shape {self.grid_shape}")
-        grid = grid.detach().to(self.tensor.device)
+        grid = grid.detach().to(self.tensors[0].device)
         for patch in self.patches:
-            yield patch.window.on(self.tensor), _from_grid(patch, grid[_slices(patch)])
+            yield patch.windows[0].on(self.tensors[0]), _from_grid(patch, grid[_slices(patch)])
 
 
 def check_writable(view: Layout) -> None:
@@ -102,7 +111,7 @@ def _slices(patch: Patch) -> tuple[slice, ...]:
 
 
 def _from_grid(patch: Patch, values: Tensor) -> Tensor:
-    """Values in the order of the grid → in the order of the patch's window."""
+    """Values in the order of the grid → in the order of the patch's windows."""
     if patch.flipped:
         values = values.flip(patch.flipped)
     return values.permute(patch.order).reshape(patch.counts)

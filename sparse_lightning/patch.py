@@ -27,23 +27,24 @@ Box = tuple[Interval, ...]
 
 @dataclass(frozen=True)
 class Patch:
-    """Blocks of one size: where they stand in the grid, and their weights as a strided window.
+    """Blocks of one size: where they stand in the grid, and their elements as strided windows.
 
-    `grid` bounds the rectangle along each dimension of the grid. `window` has the shape
-    `(n0, l0, n1, l1, …)`, blocks and their elements in turn, without negative strides, the slowest
-    dimensions first. A value of the grid reaches the window's order through `flipped`, then `order`, then a
-    reshape to `(n0, n1, …)`: neighbours that count on are one.
+    `grid` bounds the rectangle along each dimension of the grid. A window has the shape `(n0, l0, n1, l1, …)`,
+    blocks and their elements in turn. There is one for the weights, without negative strides and the slowest
+    dimensions first, and one for each other tensor, in the same order whatever its own strides are. A value
+    of the grid reaches the windows' order through `flipped`, then `order`, then a reshape to `(n0, n1, …)`:
+    neighbours that count on are one.
     """
 
     grid: Box
-    window: Layout
+    windows: tuple[Layout, ...]
     flipped: tuple[int, ...]
     order: tuple[int, ...]
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The blocks `(n0, n1, …)` of the window."""
-        return self.window.shape[0::2]
+        """The blocks `(n0, n1, …)` of a window."""
+        return self.windows[0].shape[0::2]
 
 
 class Piece(NamedTuple):
@@ -54,7 +55,14 @@ class Piece(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def patches(view: Layout, base: Layout, block: tuple[int, ...], box: Box, local: Layout) -> tuple[Patch, ...]:
+def patches(
+    view: Layout,
+    base: Layout,
+    block: tuple[int, ...],
+    box: Box,
+    local: Layout,
+    others: tuple[Layout, ...] = (),
+) -> tuple[Patch, ...]:
     """The patches of a view that a box of its parameter touches.
 
     Args:
@@ -63,11 +71,13 @@ def patches(view: Layout, base: Layout, block: tuple[int, ...], box: Box, local:
         block: the block shape, one positive entry for each dimension of the view.
         box: start and stop along each dimension of the parameter.
         local: the layout of the box in the storage that holds it.
+        others: the layouts of other tensors of the box's shape that are read along with it.
     """
     found = []
     for piece in cut(view, base, box, local):
+        layouts = [piece.layout, *(restride(piece.layout, local, other) for other in others)]
         runs = [_runs(lo, hi, b) for (lo, hi), b in zip(piece.box, block, strict=True)]
-        found += [_patch(piece, rectangle) for rectangle in product(*runs)]
+        found += [_patch(piece.box, layouts, rectangle) for rectangle in product(*runs)]
     return tuple(found)
 
 
@@ -174,28 +184,36 @@ def _runs(low: int, high: int, block: int) -> list[tuple[int, int, int, int]]:
     return [run for run in runs if run[2] and run[3]]
 
 
-def _patch(piece: Piece, rectangle: Sequence[tuple[int, int, int, int]]) -> Patch:
-    """One run of blocks along each dimension as a window, slowest dimensions first.
+def _patch(box: Box, layouts: list[Layout], rectangle: Sequence[tuple[int, int, int, int]]) -> Patch:
+    """One run of blocks along each dimension as windows, slowest dimensions of the first layout first.
 
-    Neighbours merge where they count on through one another and where that keeps the elements of a block
-    together: the outer one has blocks of length 1, or the inner one has a single block.
+    Neighbours merge where they count on through one another in all layouts and where that keeps the elements
+    of a block together: the outer one has blocks of length 1, or the inner one has a single block.
     """
-    layout = piece.layout
     for d, (start, _, n, length) in enumerate(rectangle):
-        low = start - piece.box[d][0]
-        layout = layout.slice(d, low, low + n * length)
-    upright, flipped = layout.positive()
-    order = tuple(sorted(range(layout.ndim), key=lambda d: -upright.stride[d] if upright.shape[d] > 1 else -math.inf))
-    pairs: list[list[int]] = []
+        low = start - box[d][0]
+        layouts = [layout.slice(d, low, low + n * length) for layout in layouts]
+    flipped = layouts[0].positive()[1]
+    layouts = [layout.flip(flipped) for layout in layouts]
+    shape, stride = layouts[0].shape, layouts[0].stride
+    order = tuple(sorted(range(len(shape)), key=lambda d: -stride[d] if shape[d] > 1 else -math.inf))
+    pairs: list[tuple[int, int, tuple[int, ...]]] = []
     for d in order:
-        (_, _, n, length), stride = rectangle[d], upright.stride[d]
-        last = pairs[-1] if pairs else None
-        counts_on = last and (last[0] * last[1] == 1 or last[2] == n * length * stride)
-        if last and counts_on and (last[1] == 1 or n == 1):
-            pairs[-1] = [last[0] * n, last[1] * length, stride]
+        (_, _, n, length), strides = rectangle[d], tuple(layout.stride[d] for layout in layouts)
+        if pairs and _joins(pairs[-1], (n, length, strides)):
+            pairs[-1] = (pairs[-1][0] * n, pairs[-1][1] * length, strides)
         else:
-            pairs.append([n, length, stride])
-    shape = [x for n, length, _ in pairs for x in (n, length)]
-    strides = [x for _, length, stride in pairs for x in (length * stride, stride)]
+            pairs.append((n, length, strides))
+    sizes = [x for n, length, _ in pairs for x in (n, length)]
+    windows = [
+        Layout(sizes, [x for _, length, strides in pairs for x in (length * strides[i], strides[i])], layout.offset)
+        for i, layout in enumerate(layouts)
+    ]
     grid = tuple((first, first + n) for _, first, n, _ in rectangle)
-    return Patch(grid, Layout(shape, strides, upright.offset), flipped, order)
+    return Patch(grid, tuple(windows), flipped, order)
+
+
+def _joins(outer: tuple[int, int, tuple[int, ...]], inner: tuple[int, int, tuple[int, ...]]) -> bool:
+    size = inner[0] * inner[1]
+    counts_on = all(a == size * b for a, b in zip(outer[2], inner[2], strict=True))
+    return (outer[0] * outer[1] == 1 or counts_on) and (outer[1] == 1 or inner[0] == 1)

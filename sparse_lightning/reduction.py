@@ -9,55 +9,44 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparse_lightning.kernels.block_score import reference
+from sparse_lightning.kernels.block_score.stage import FoldKind, Ref, Stage, Step
+
 
 @dataclass(frozen=True)
 class Reduction:
     """What becomes of the elements of a block: prepare each, fold them, combine parts, finish.
 
-    Only `prepare` sees elements; `combine` and `finish` see grids. Parts may be combined in any order.
+    Only the preparing steps see elements; `combine` and `finish` see grids. Parts may be combined in any order.
     """
 
-    prepare: Callable[[Tensor], Tensor]
-    fold: Callable[[Tensor, int], Tensor]
-    combine: Callable[[Tensor, Tensor], Tensor]
-    identity: float
+    steps: tuple[Step, ...]
+    kind: FoldKind
     finish: Callable[[Tensor], Tensor]
+
+    @property
+    def stage(self) -> Stage:
+        """The program on the elements of one tensor."""
+        return Stage(1, self.steps, ((Ref(len(self.steps)), self.kind),))
 
     def start(self, shape: tuple[int, ...], values: Tensor) -> Tensor:
         """A grid of the reduction of nothing, in the dtype that parts of `values` accumulate in."""
-        dtype = accumulation_dtype(values.dtype)
-        identity: float = self.identity
-        if math.isinf(identity) and not dtype.is_floating_point:
-            identity = torch.iinfo(dtype).max if identity > 0 else torch.iinfo(dtype).min
-        return torch.full(shape, identity, dtype=dtype, device=values.device)
+        return reference.start(self.kind, shape, values)
 
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """fp32 for the narrower floats, int64 for integers, otherwise the dtype itself."""
-    if not dtype.is_floating_point:
-        return torch.int64
-    return dtype if dtype.itemsize >= 4 else torch.float32
+    def combine(self, a: Tensor, b: Tensor) -> Tensor:
+        """Two grids of parts of the same blocks as one."""
+        return reference.combine(self.kind, a, b)
 
 
 def _same(x: Tensor) -> Tensor:
     return x
 
 
-def _sum(x: Tensor, dim: int) -> Tensor:
-    return x.sum(dim, keepdim=True)
+SUM = Reduction((), "sum", _same)
+MAX = Reduction((), "max", _same)
+MIN = Reduction((), "min", _same)
 
-
-def _max(x: Tensor, dim: int) -> Tensor:
-    return x.amax(dim, keepdim=True)
-
-
-def _min(x: Tensor, dim: int) -> Tensor:
-    return x.amin(dim, keepdim=True)
-
-
-SUM = Reduction(_same, _sum, torch.add, 0.0, _same)
-MAX = Reduction(_same, _max, torch.maximum, -math.inf, _same)
-MIN = Reduction(_same, _min, torch.minimum, math.inf, _same)
+_ABS = Step("abs", (Ref(0),))
 
 
 def norm(p: float = 2) -> Reduction:
@@ -69,11 +58,11 @@ def norm(p: float = 2) -> Reduction:
         tensor([[5.]])
     """
     if p == 2:
-        return Reduction(torch.square, _sum, torch.add, 0.0, torch.sqrt)
+        return Reduction((Step("square", (Ref(0),)),), "sum", torch.sqrt)
     if p == 1:
-        return Reduction(torch.abs, _sum, torch.add, 0.0, _same)
+        return Reduction((_ABS,), "sum", _same)
     if p == math.inf:
-        return Reduction(torch.abs, _max, torch.maximum, 0.0, _same)
+        return Reduction((_ABS,), "max", _same)
     if not p > 0:
         raise ValueError(f"there is no {p}-norm: p must be positive")
-    return Reduction(lambda x: x.abs().pow(p), _sum, torch.add, 0.0, lambda x: x.pow(1 / p))
+    return Reduction((_ABS, Step("power", (Ref(1), p))), "sum", lambda x: x.pow(1 / p))

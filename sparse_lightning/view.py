@@ -19,7 +19,8 @@ class View:
 
     The view follows its parameter: to another device or dtype, through `load_state_dict`, with a deepcopy
     of its model, and to other strides where strides can express the same elements; where they can't, using
-    the view raises `LayoutError`. It holds the parameter and nothing else of the model.
+    the view raises `LayoutError`. It holds the parameter and nothing else of the model: where a module takes
+    another Parameter object in its place (`load_state_dict(assign=True)`), the view stays with the old one.
 
     Args:
         param: the parameter or tensor whose elements are viewed.

@@ -26,9 +26,11 @@ def bases(draw):
 
 
 @st.composite
-def placed(draw, base, max_stride=12):
-    """Whatever strides, begun at an element of a base or beside it."""
-    layout = draw(layouts(max_dims=3, strides=st.integers(-max_stride, max_stride), min_size=0))
+def placed(draw, base):
+    """Strides near those of a base or any others, begun at an element of the base or beside it."""
+    near = [k * s for s in base.stride for k in (-2, -1, 1, 2, 3)]
+    strides = st.one_of(st.sampled_from([0, 1, 2, 3, *near]), st.integers(-12, 12))
+    layout = draw(layouts(max_dims=3, max_size=draw(st.sampled_from([3, 6])), strides=strides, min_size=0))
     low, high = base.span
     return Layout(layout.shape, layout.stride, draw(st.integers(low - 1, high + 1)))
 
@@ -80,13 +82,24 @@ def test_a_layout_that_moves_along_the_dimensions_of_its_base_has_a_chart(base, 
     ("layout", "base"),
     [
         (Layout((2, 3), (4, 1)), Layout((2, 2), (4, 1))),
+        (Layout((2,), (1,), 1), Layout((2, 2), (4, 1))),
+        (Layout((3,), (2,)), Layout((4, 3))),
         (Layout((3,), (5,)), Layout((3, 4))),
         (Layout((2,), (1,), 3), Layout((2, 3), (4, 1))),
         (Layout((), (), 3), Layout((2, 3), (4, 1))),
         (Layout((3,), (1,)), Layout((3, 3), (1, 1))),
         (Layout((1,)), Layout((0, 4))),
     ],
-    ids=["too wide", "diagonal", "from the gap", "in the gap", "base that overlaps itself", "base without elements"],
+    ids=[
+        "too wide",
+        "past the end of a row",
+        "across rows out of step",
+        "diagonal",
+        "from the gap",
+        "in the gap",
+        "base that overlaps itself",
+        "base without elements",
+    ],
 )
 def test_what_does_not_move_along_the_dimensions_of_its_base_has_no_chart(layout, base):
     assert chart(layout, base) is None
@@ -115,6 +128,7 @@ def test_inside_is_exact_for_bases_of_any_strides(layout, base):
 
 
 WIDE = Layout((10**5, 10**4), (2 * 10**4, 1))
+EVERY_SECOND = Layout((10**5, 10**4 - 1)).slice(1, None, None, 2)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +143,8 @@ WIDE = Layout((10**5, 10**4), (2 * 10**4, 1))
         (Layout((10**5, 10**4 + 1), (2 * 10**4, 1)), WIDE, False),
         (Layout((10**9,)), WIDE, False),
         (Layout((10**4 - 1, 10**5), (2 * 10**4, 0), 5), WIDE, True),
+        (EVERY_SECOND, EVERY_SECOND, True),
+        (EVERY_SECOND.slice(0, 7).flip((1,)), EVERY_SECOND, True),
     ],
 )
 def test_inside_is_known_without_visiting_a_billion_elements(layout, base, inside):
@@ -136,13 +152,19 @@ def test_inside_is_known_without_visiting_a_billion_elements(layout, base, insid
 
 
 EXPANDED = Layout((8, 10**4, 10**4), (0, 10**4, 1))
+EXPANDED_WIDE = WIDE.expand((8, -1, -1))
 SLIDING = Layout((10**4, 10**4), (1, 1))
 
 
 @pytest.mark.parametrize(
     ("layout", "base"),
-    [(EXPANDED, EXPANDED), (EXPANDED.slice(1, 5), EXPANDED), (SLIDING, SLIDING)],
-    ids=["expanded", "part of an expanded one", "sliding windows"],
+    [
+        (EXPANDED, EXPANDED),
+        (EXPANDED.slice(1, 5), EXPANDED),
+        (EXPANDED_WIDE.slice(1, 5), EXPANDED_WIDE),
+        (SLIDING, SLIDING),
+    ],
+    ids=["expanded", "part of an expanded one", "part of an expanded one with gaps", "sliding windows"],
 )
 def test_a_base_that_reaches_elements_twice_holds_its_views(layout, base):
     assert lies_inside(layout, base)
@@ -198,6 +220,11 @@ def test_a_filter_view_follows_to_channels_last():
     assert restride(CONV.slice(0, 2, 6), CONV, CHANNELS_LAST) == CHANNELS_LAST.slice(0, 2, 6)
     pixels = CONV.merge((2, 3))
     assert restride(pixels, CONV, CHANNELS_LAST) == Layout((8, 4, 9), (36, 1, 4))
+
+
+def test_dimensions_that_move_together_are_followed_as_one():
+    old, new = Layout((2, 3, 4)), Layout((2, 3, 4), (1, 8, 2))
+    assert restride(Layout((2, 2, 6), (12, 6, 1)), old, new) == Layout((2, 2, 6), (1, 12, 2))
 
 
 def test_rows_of_filters_can_not_follow_to_channels_last():

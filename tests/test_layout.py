@@ -274,6 +274,11 @@ def test_on_reads_negative_strides_in_the_order_of_the_layout(layout):
     assert layout.on(storage).tolist() == storage[torch.from_numpy(array(layout))].tolist()
 
 
+def test_a_negative_stride_that_is_never_taken_costs_no_copy():
+    storage = torch.arange(6)
+    assert Layout((1, 3), (-9, 1), 2).on(storage).data_ptr() == storage[2:].data_ptr()
+
+
 REFUSALS = [
     (lambda: Layout((2, 3), (1,)), "shape (2, 3) has 2 dimensions and stride (1,) has 1"),
     (lambda: Layout((2, -3)), "shape (2, -3) has a negative size"),

@@ -82,7 +82,7 @@ def test_a_fused_qkv_cut_at_every_row(rows):
     mask = torch.tensor([True, False, False, True]).view(1, 4, 1, 1)
     for part in parts:
         part.fill_(mask)
-    together = torch.cat([p.tensor for p in parts]).view(3, 4, 8)
+    together = torch.cat([p.tensors[0] for p in parts]).view(3, 4, 8)
     assert not together[:, [0, 3]].any()
     assert torch.equal(together[:, [1, 2]], weight.view(3, 4, 8)[:, [1, 2]])
 

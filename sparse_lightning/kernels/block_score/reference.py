@@ -1,0 +1,68 @@
+"""block_score in plain torch operations, a cache-sized chunk of the windows at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from sparse_lightning.chunk import chunks
+from sparse_lightning.kernels.block_score.stage import FoldKind, Stage, elementwise
+
+
+def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
+    """Run a stage on windows `(n0, l0, n1, l1, …)` of one shape; each fold gives a grid `(n0, n1, …)`.
+
+    The dimensions of a block are folded from the slowest to the fastest, so that the longest runs of memory
+    are added to one another.
+    """
+    shape, dtype = windows[0].shape, accumulation_dtype(windows[0].dtype)
+    grids = [start(kind, shape[0::2], windows[0]) for _, kind in stage.folds]
+    # A chunk's values live together: the more steps, the smaller the chunk.
+    for piece in chunks(shape, windows[0].device, each=max(2, len(stage.steps))):
+        values = elementwise(stage, [window[piece].to(dtype) for window in windows])
+        for grid, value, (_, kind) in zip(grids, values, stage.folds, strict=True):
+            here = grid[piece[0::2]]
+            here.copy_(combine(kind, here, fold_blocks(kind, value).view(here.shape)))
+        del values, value  # before the next chunk makes its own
+    return grids
+
+
+def fold_blocks(kind: FoldKind, value: Tensor) -> Tensor:
+    """Fold the odd dimensions of `(n0, l0, n1, l1, …)`, keeping them with size 1."""
+    for d in range(1, value.ndim, 2):
+        if value.shape[d] > 1:
+            value = _FOLDS[kind](value, d, keepdim=True)
+    return value
+
+
+_FOLDS: dict[FoldKind, Callable[..., Tensor]] = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}
+_COMBINE: dict[FoldKind, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+_IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf}
+
+
+def combine(kind: FoldKind, a: Tensor, b: Tensor) -> Tensor:
+    """Two grids of parts of the same blocks as one."""
+    return _COMBINE[kind](a, b)
+
+
+def start(kind: FoldKind, shape: Sequence[int], values: Tensor) -> Tensor:
+    """The grid of a fold over nothing, in the dtype that values like these accumulate in."""
+    dtype = accumulation_dtype(values.dtype)
+    identity: float = _IDENTITY[kind]
+    if math.isinf(identity) and not dtype.is_floating_point:
+        identity = torch.iinfo(dtype).max if identity > 0 else torch.iinfo(dtype).min
+    return torch.full(tuple(shape), identity, dtype=dtype, device=values.device)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """fp32 for the narrower floats, int64 for integers, otherwise the dtype itself."""
+    if not dtype.is_floating_point:
+        return torch.int64
+    return dtype if dtype.itemsize >= 4 else torch.float32
