@@ -57,7 +57,8 @@ def movements(layout: Layout, base: Layout) -> tuple[Movement, ...]:
     if layout == base:
         return ()
     upright, flipped = layout.positive()
-    path = _empty(base, layout) if not layout.numel else _apart(base, upright) or _merged(base, upright)
+    ways = (_apart, _merged, _woven) if layout.numel else (_empty,)
+    path = next((found for way in ways if (found := way(base, upright)) is not None), None)
     if path is None:
         path = _Path(base)
         path.go("as_strided", upright.shape, upright.stride, upright.offset)
@@ -112,7 +113,7 @@ def _empty(base: Layout, wanted: Layout) -> _Path:
 def _apart(base: Layout, wanted: Layout) -> _Path | None:
     """From the base's dimensions as they are; sharded tensors take this more gladly than a merge."""
     path = _in_falling_order(base)
-    path.go("reshape", tuple(n for n in path.now.shape if n > 1))
+    path.go("reshape", tuple(n for n in path.now.shape if n != 1))
     return _express(path, wanted)
 
 
@@ -121,6 +122,35 @@ def _merged(base: Layout, wanted: Layout) -> _Path | None:
     path = _in_falling_order(base)
     path.go("reshape", tuple(n for n, _ in path.now._runs()[1:]))
     return _express(path, wanted)
+
+
+def _woven(base: Layout, wanted: Layout) -> _Path | None:
+    """From the base with each run that a wanted dimension leaves in mid-row thinned to its step, then merged."""
+    path = _in_falling_order(base)
+    path.go("reshape", tuple(n for n, _ in path.now._runs()[1:]))
+    for _ in range(path.now.ndim):
+        if not _weave(path, wanted):
+            break
+    return _express(path, wanted)
+
+
+def _weave(path: _Path, wanted: Layout) -> bool:
+    """Merge one run with the next larger one, such that a wanted dimension steps through both evenly."""
+    now = path.now
+    starts = _coordinates(list(zip(now.shape, now.stride, strict=True)), wanted.offset - now.offset)
+    for j in range(1, now.ndim) if starts is not None else ():
+        above, stride, size = now.stride[j - 1], now.stride[j], now.shape[j]
+        for n, s in zip(wanted.shape, wanted.stride, strict=True):
+            if n == 1 or not stride <= s < above or above % s or s % stride:
+                continue
+            step, count = s // stride, above // s
+            first = starts[j] % step if starts is not None else 0
+            if first + (count - 1) * step < size:
+                path.go("slice", j, first, first + (count - 1) * step + 1, step)
+                shape = path.now.shape
+                path.go("reshape", (*shape[: j - 1], shape[j - 1] * count, *shape[j + 1 :]))
+                return True
+    return False
 
 
 def _in_falling_order(base: Layout) -> _Path:
@@ -136,24 +166,25 @@ def _in_falling_order(base: Layout) -> _Path:
 
 
 class _Cut(NamedTuple):
-    """A step of the wanted layout within one run of the base: every `step` elements, `size` times.
+    """Steps of the wanted layout within one run of the base: every `step` elements, `sizes` times.
 
     `group` is how many neighbours of the run are taken together at each step, `room` how many of them
     the dimensions inside do not need.
     """
 
-    place: int
-    size: int
+    places: tuple[int, ...]
+    sizes: tuple[int, ...]
     step: int
     group: int
     room: int
 
 
 class _Plan(NamedTuple):
-    """The slice `begin:end` of a run, how far it begins before the wanted start, and the cuts inside."""
+    """The slice `begin:end:common` of a run, how far it begins before the wanted start, and the cuts inside."""
 
     begin: int
     end: int
+    common: int
     lead: int
     cuts: list[_Cut]
 
@@ -169,11 +200,11 @@ def _express(path: _Path, wanted: Layout) -> _Path | None:
     for j, (size, stride) in enumerate(runs):
         above = runs[j - 1][1] if j else math.inf
         inside = [(s // stride, n, i) for i, (n, s) in enumerate(moving) if stride <= s < above and s % stride == 0]
-        plan = _plan(sorted(inside, reverse=True), size, starts[j])
+        plan = _plan(_chained(sorted(inside, reverse=True)), size, starts[j])
         if plan is None:
             return None
         plans.append(plan)
-    if sum(len(plan.cuts) for plan in plans) != len(moving):
+    if sum(len(cut.places) for plan in plans for cut in plan.cuts) != len(moving):
         return None
     _arrange(path, wanted, _take(path, plans))
     return path
@@ -206,23 +237,50 @@ def _coordinates(runs: Sequence[tuple[int, int]], offset: int) -> list[int] | No
     return None if offset else place
 
 
-def _plan(inside: list[tuple[int, int, int]], size: int, start: int) -> _Plan | None:
+class _Steps(NamedTuple):
+    """Every `step` elements, `size` times; seen as dimensions of the sizes, for the places in the wanted order."""
+
+    step: int
+    size: int
+    sizes: tuple[int, ...]
+    places: tuple[int, ...]
+
+
+def _chained(inside: list[tuple[int, int, int]]) -> list[_Steps]:
+    """Steps, largest first, as one where they count on through one another: they need no groups between them."""
+    found: list[_Steps] = []
+    for step, n, place in inside:
+        if found and found[-1].step == n * step:
+            _, size, sizes, places = found[-1]
+            found[-1] = _Steps(step, size * n, (*sizes, n), (*places, place))
+        else:
+            found.append(_Steps(step, n, (n,), (place,)))
+    return found
+
+
+def _plan(inside: list[_Steps], size: int, start: int) -> _Plan | None:
     """How slices and reshapes of a run reach `start` and from there the given steps, largest first.
 
-    Each step but the smallest needs the run in groups of a divisor of the step that holds all smaller
-    steps. The room in those groups says how far before `start` the first slice may begin.
+    The run is first thinned to what all steps have in common. Each step but the smallest then needs it in
+    groups of a divisor of the step that holds all smaller steps. The room in those groups says how far before
+    `start` the first slice may begin.
     """
+    common = math.gcd(*(s.step for s in inside)) or 1
+    phase, start = start % common, start // common
+    size = -(-(size - phase) // common)
     length, cuts = 1, []
-    for step, n, place in reversed(inside):
+    for step, n, sizes, places in reversed(inside):
+        step //= common
         group = min((g for g in _divisors(step) if g >= length), default=0)
         if not group:
             return None
-        cuts.append(_Cut(place, n, step, group, group - length))
+        cuts.append(_Cut(places, sizes, step, group, group - length))
         length = (n - 1) * step + group
     lead = max(0, start + length - size)
     if lead > min(start, sum(c.room for c in cuts)):
         return None
-    return _Plan(start - lead, start - lead + length, lead, cuts[::-1])
+    begin = phase + (start - lead) * common
+    return _Plan(begin, begin + (length - 1) * common + 1, common, lead, cuts[::-1])
 
 
 def _divisors(n: int) -> set[int]:
@@ -233,9 +291,9 @@ def _divisors(n: int) -> set[int]:
 def _take(path: _Path, plans: list[_Plan]) -> list[int]:
     """Slice and split every run by its plan; which steps then stand where."""
     order: list[int] = []
-    for begin, end, lead, cuts in plans:
+    for begin, end, common, lead, cuts in plans:
         place = len(order)
-        path.go("slice", place, begin, end, 1)
+        path.go("slice", place, begin, end, common)
         if not cuts:
             path.go("reshape", path.now.shape[:place] + path.now.shape[place + 1 :])
         for cut in cuts:
@@ -244,8 +302,9 @@ def _take(path: _Path, plans: list[_Plan]) -> list[int]:
                 rows = shape[place] // cut.group
                 path.go("reshape", (*shape[:place], rows, cut.group, *shape[place + 1 :]))
             path.go("slice", place, 0, path.now.shape[place], cut.step // cut.group)
-            order.append(cut.place)
-            place += 1
+            path.go("reshape", (*path.now.shape[:place], *cut.sizes, *path.now.shape[place + 1 :]))
+            order += cut.places
+            place = len(order)
             if cut.group > 1:
                 ahead = min(lead, cut.room)
                 lead -= ahead

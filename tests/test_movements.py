@@ -168,6 +168,48 @@ def test_dimensions_that_count_on_across_a_gap_of_the_base_need_no_as_strided(ba
     assert "as_strided" not in names(layout, base), f"{layout} is a slice and a reshape of {base}"
 
 
+def test_part_of_what_counts_on_across_a_gap_of_the_base_needs_no_as_strided():
+    base = Layout((2, 3), (4, 1))
+    layout = base.slice(1, None, None, 2).merge((0, 1)).slice(0, 1, 3)
+    assert "as_strided" not in names(layout, base), f"{layout} is a slice of a reshape of {base}"
+
+
+@pytest.mark.parametrize(
+    ("layout", "size"),
+    [
+        (Layout((2, 3), (4, 1), 1), 8),
+        (Layout((2, 2, 3), (12, 4, 1), 4), 24),
+        (Layout((2, 2), (4, 2)), 7),
+        (Layout((2, 2, 2), (7, 4, 2)), 14),
+        (Layout((2, 3, 2), (12, 4, 1)), 22),
+        (Layout((2, 4), (10, 2), 2), 19),
+    ],
+    ids=[
+        "last of each four",
+        "first of each four in the last of each three",
+        "even ones",
+        "even ones of each seven",
+        "every second pair",
+        "even ones but each fifth",
+    ],
+)
+def test_a_flat_base_is_sliced_and_reshaped_without_as_strided(layout, size):
+    taken = movements(layout, Layout((size,)))
+    assert replay(taken, Layout((size,))) == layout
+    assert {step.name for step in taken} <= PLAIN
+
+
+def test_a_dimension_in_step_with_the_gaps_of_its_base_may_end_in_mid_row():
+    assert names(Layout((3,), (3,)), Layout((4, 4), (6, 1))) == ["slice", "reshape", "slice"]
+
+
+@pytest.mark.parametrize(("size", "stride"), [(3, 4), (5, 2)])
+def test_a_dimension_out_of_step_with_the_gaps_of_its_base_takes_as_strided(size, stride):
+    layout, base = Layout((size,), (stride,)), Layout((4, 4), (6, 1))
+    assert names(layout, base) == ["as_strided"]
+    assert replay(movements(layout, base), base) == layout
+
+
 def test_movements_of_a_billion_elements_are_as_few_as_of_ten():
     base = Layout((10**5, 10**5))
     keys = Layout((100, 300, 10**5), (3 * 10**7, 10**5, 1), 10**9)
