@@ -17,6 +17,12 @@ hypothesis.settings.load_profile("laws")
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """Every test draws the same weights whenever it runs."""
+    torch.manual_seed(0)
+
+
 class NewTensors(TorchDispatchMode):
     """Notes the size of every tensor that an operation makes: results that share no storage with an argument."""
 
