@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sparse_lightning.kernels.availability import TRITON_DTYPES, takes_triton
 from sparse_lightning.kernels.block_apply import cpu, reference
 
 
@@ -14,10 +15,19 @@ def fill_(window: Tensor, mask: Tensor) -> None:
     """Zero the blocks where the mask is True."""
     if window.device.type == "cpu" and window.element_size() in cpu.INTEGERS:
         cpu.fill_(window, mask)
+    elif takes_triton(window):
+        from sparse_lightning.kernels.block_apply import triton
+
+        triton.fill_(window, mask)
     else:
         reference.fill_(window, mask)
 
 
 def scale_(window: Tensor, multiplier: Tensor) -> None:
     """Multiply each block by its grid value."""
-    reference.scale_(window, multiplier)
+    if takes_triton(window) and multiplier.dtype in TRITON_DTYPES:
+        from sparse_lightning.kernels.block_apply import triton
+
+        triton.scale_(window, multiplier)
+    else:
+        reference.scale_(window, multiplier)

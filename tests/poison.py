@@ -1,0 +1,34 @@
+"""Poison: memory that nobody wrote is full of NaN, so that a kernel that forgets an output fails its test."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+MAKERS = [(torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")]
+
+
+def poisoned(t: torch.Tensor) -> torch.Tensor:
+    """The tensor, filled with NaN, with True, or with a large number that no kernel would compute."""
+    if t.is_floating_point() or t.is_complex():
+        return t.fill_(float("nan"))
+    return t.fill_(True) if t.dtype == torch.bool else t.fill_(torch.iinfo(t.dtype).max - 1)
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Fills what `torch.empty`, `empty_like`, `empty_strided` and `Tensor.new_empty` make, during one test."""
+    for owner, name in MAKERS:
+        monkeypatch.setattr(owner, name, _poisoning(getattr(owner, name)))
+
+
+def _poisoning(make):
+    @functools.wraps(make)
+    def made(*args, **kwargs):
+        t = make(*args, **kwargs)
+        with torch.no_grad():
+            return poisoned(t)
+
+    return made

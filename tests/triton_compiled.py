@@ -1,0 +1,112 @@
+"""The Triton kernels compiled ahead of time: vectors in the PTX, nothing spilled in the binary. See `triton_harness`.
+
+Not collected by itself: `test_triton_kernels.py` runs it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from triton_harness import ARCHITECTURES, compiled_for, loads, spills, wide_loads, wide_stores
+
+WIDE = 16
+"""Bytes of the widest access."""
+
+OTHERS = ["none", "gradient", "norms"]
+
+each_arch = pytest.mark.parametrize("arch", ARCHITECTURES)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+each_block = pytest.mark.parametrize("block", [(1, 1), (1, 4), (4, 4), (1, 8), (32, 32), (3, 12), (1, -1)], ids=str)
+
+
+def window_of(block, dtype, size=768):
+    """A contiguous matrix in blocks, as the specification layer hands it to a kernel, and its grid."""
+    rows, columns = block[0], size if block[1] == -1 else block[1]
+    weight, grid = torch.zeros(size, size, dtype=dtype), (size // rows, size // columns)
+    if rows == 1:
+        return weight.view(-1, columns), (size * size // columns,)
+    return weight.view(grid[0], rows, grid[1], columns), grid
+
+
+def fills_a_vector(block, dtype):
+    """Whether a vector of the widest access lies in one block, wherever it starts."""
+    return block[1] == -1 or block[1] * dtype.itemsize % WIDE == 0
+
+
+@each_arch
+@each_dtype
+@each_block
+def test_fill(arch, dtype, block):
+    from sparse_lightning.kernels.block_apply import triton
+
+    window, grid = window_of(block, dtype)
+    with compiled_for(arch) as compiled:
+        triton.fill_(window, torch.zeros(grid, dtype=torch.bool))
+    (kernel,) = compiled
+    assert spills(kernel) == 0
+    if fills_a_vector(block, dtype):
+        assert wide_stores(kernel) > 0
+    assert wide_loads(kernel) == 0 or block == (1, 1), "only the mask of single weights is as long as a vector"
+
+
+@each_arch
+@each_dtype
+@each_block
+def test_scale(arch, dtype, block):
+    from sparse_lightning.kernels.block_apply import triton
+
+    window, grid = window_of(block, dtype)
+    with compiled_for(arch) as compiled:
+        triton.scale_(window, torch.zeros(grid))
+    (kernel,) = compiled
+    assert spills(kernel) == 0
+    if fills_a_vector(block, dtype):
+        assert wide_loads(kernel) > 0
+        assert wide_stores(kernel) > 0
+
+
+@each_arch
+@each_dtype
+@pytest.mark.parametrize(("m", "other"), [(2, "none"), (8, "none"), (16, "none"), *((4, o) for o in OTHERS)])
+def test_select(arch, dtype, m, other):
+    from sparse_lightning.kernels.nm_select import triton
+
+    weight = torch.zeros(512, 512, dtype=dtype)
+    factor = {"none": None, "gradient": weight.clone(), "norms": torch.ones(512).expand(512, 512)}[other]
+    with compiled_for(arch) as compiled:
+        triton.nm_select(weight, m // 2, m, factor)
+    (kernel,) = compiled
+    assert spills(kernel) == 0
+    assert wide_loads(kernel) == loads(kernel), "a load is narrower than 128 bits"
+    assert wide_stores(kernel) > 0
+    assert "shfl" not in kernel.asm["ptx"], "a group is spread over threads"
+
+
+@each_arch
+@pytest.mark.parametrize("m", [3, 5, 12])
+def test_select_of_odd_groups(arch, m):
+    from sparse_lightning.kernels.nm_select import triton
+
+    with compiled_for(arch) as compiled:
+        triton.nm_select(torch.zeros(64, 60), 2, m)
+    (kernel,) = compiled
+    assert spills(kernel) == 0
+
+
+@each_arch
+def test_addresses_are_64_bit(arch):
+    from sparse_lightning.kernels.block_apply import triton
+
+    with compiled_for(arch) as compiled:
+        triton.fill_(torch.zeros(48, 4, 48, 4).transpose(0, 2).transpose(1, 3), torch.zeros(48, 48, dtype=torch.bool))
+    (kernel,) = compiled
+    assert "mul.lo.s64" in kernel.asm["ptx"] or "mad.lo.s64" in kernel.asm["ptx"], "strides are multiplied in 32 bits"
+    assert spills(kernel) == 0
+
+
+def test_a_spill_of_select_would_be_seen():
+    from sparse_lightning.kernels.nm_select import triton
+
+    with compiled_for(80, maxnreg=24) as compiled:
+        triton.nm_select(torch.zeros(512, 512), 8, 16)
+    assert spills(compiled[0]) > 0
