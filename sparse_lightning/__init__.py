@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from sparse_lightning.builder import SparsityBuilder
     from sparse_lightning.drawing import draw
     from sparse_lightning.errors import (
+        CheckpointError,
         CouplingError,
+        FlowError,
         LayoutError,
         ScoreWarning,
         SparseLightningError,
@@ -29,7 +31,9 @@ __version__ = "0.1.0"
 __all__ = [
     "BlockCoupling",
     "BlockSpec",
+    "CheckpointError",
     "CouplingError",
+    "FlowError",
     "Layout",
     "LayoutError",
     "ScopeCoupling",
@@ -50,7 +54,15 @@ _HOMES = {
     "block": ["BlockCoupling", "BlockSpec"],
     "builder": ["SparsityBuilder"],
     "drawing": ["draw"],
-    "errors": ["CouplingError", "LayoutError", "ScoreWarning", "SparseLightningError", "SparsityError"],
+    "errors": [
+        "CheckpointError",
+        "CouplingError",
+        "FlowError",
+        "LayoutError",
+        "ScoreWarning",
+        "SparseLightningError",
+        "SparsityError",
+    ],
     "layout": ["Layout"],
     "scope": ["ScopeCoupling", "ScopeSpec", "SparseScope"],
     "sparse_block": ["SparseBlock"],

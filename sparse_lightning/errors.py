@@ -15,6 +15,14 @@ class CouplingError(SparseLightningError, ValueError):
     """Grids that cannot be laid on one another."""
 
 
+class FlowError(SparseLightningError, ValueError):
+    """A scoring program that does not fit together, or that asks for what is not there."""
+
+
+class CheckpointError(SparseLightningError):
+    """A checkpoint that does not fit the model it is loaded into."""
+
+
 class SparsityError(SparseLightningError, ValueError):
     """A sparsity, a count of blocks or a threshold that is out of range."""
 

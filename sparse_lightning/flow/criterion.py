@@ -1,0 +1,34 @@
+"""Criterion: what computes scores, written as one flow."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from sparse_lightning.flow.context import Value
+from sparse_lightning.flow.inputs import Inputs
+from sparse_lightning.flow.paged import State
+
+
+class Criterion(ABC):
+    """Scores for blocks: higher is more worth keeping.
+
+    A criterion declares its fields of state and one `flow`, which is traced once and run each time scores
+    are due.
+
+    Example:
+        >>> from sparse_lightning.flow import Load, Save, State, Sum
+        >>> class Movement(Criterion):
+        ...     states = {"saliency": State(fill=0.0)}
+        ...
+        ...     def flow(self, x):
+        ...         saliency = Load()(x.state["saliency"]) + Sum()(-x.weight * x.grad)
+        ...         Save()(saliency, x.state["saliency"])
+        ...         return saliency
+    """
+
+    states: Mapping[str, State] = {}
+
+    @abstractmethod
+    def flow(self, x: Inputs) -> Value:
+        """The scores of blocks from the values that `x` names."""

@@ -1,0 +1,107 @@
+"""Sources: where the inputs of a flow come from when it runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sparse_lightning.errors import FlowError
+from sparse_lightning.flow.inputs import OPTIMIZER
+from sparse_lightning.nearest import did_you_mean
+
+NO_STATE = ": no optimizer keeps a tensor of its shape for it"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a run of a flow can read beside the weights.
+
+    Args:
+        optimizers: those that keep state for the parameters.
+        input_norms: for a parameter, a tensor that expands to its shape; see `InputNorms`.
+        grads: gradients that stand in for those in `param.grad`.
+        step: the optimizer step.
+        target: the sparsity asked for.
+    """
+
+    optimizers: Sequence[Optimizer] = ()
+    input_norms: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    grads: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    step: int = 0
+    target: float = 0.0
+
+    def element(self, name: str, param: Tensor, owner: str) -> Tensor:
+        """The tensor of an input with one entry for each weight, of the parameter's shape."""
+        found = self._find(name, param)
+        if found is None:
+            raise FlowError(f"{name} is not there for {owner}{self._missing(name, param)}")
+        if found.device != param.device:
+            raise FlowError(f"{name} of {owner} lives on {found.device}, the parameter on {param.device}")
+        return found.detach().expand(param.shape)
+
+    def _find(self, name: str, param: Tensor) -> Tensor | None:
+        if name == "weight":
+            return param
+        if name == "grad":
+            return self.grads.get(param, param.grad)
+        if name == "input_norm":
+            return self.input_norms.get(param)
+        return self._state(param).get(name.removeprefix(OPTIMIZER))
+
+    def _state(self, param: Tensor) -> dict[str, Tensor]:
+        kept = [optimizer.state[param] for optimizer in self.optimizers if param in optimizer.state]
+        return {k: v for state in kept for k, v in state.items() if _is_like(v, param)}
+
+    def _missing(self, name: str, param: Tensor) -> str:
+        if name == "grad":
+            return ": run backward first, or leave the parameter out"
+        if name == "input_norm":
+            return ": collect it with InputNorms on the module that owns the parameter"
+        names = [OPTIMIZER + k for k in self._state(param)]
+        return did_you_mean(name, names) or NO_STATE
+
+    def check(self, names: set[str], owner: str, param: Tensor) -> None:
+        """Raise now, before training, where a run would not find what it asks for.
+
+        Gradients come with the first backward pass. Of an optimizer that has not stepped yet, what it will
+        keep is found out on a parameter made for that.
+        """
+        if "input_norm" in names and not self._watches(param):
+            raise FlowError(f"input_norm is not there for {owner}{self._missing('input_norm', param)}")
+        kept = [OPTIMIZER + name for name in self._names_kept(param)]
+        for name in sorted(name for name in names if name.startswith(OPTIMIZER)):
+            if name not in kept:
+                raise FlowError(f"{name} is not there for {owner}{did_you_mean(name, kept) or NO_STATE}")
+
+    def _watches(self, param: Tensor) -> bool:
+        watched = getattr(self.input_norms, "watched", self.input_norms)
+        return any(weight is param for weight in watched)
+
+    def _names_kept(self, param: Tensor) -> list[str]:
+        names = list(self._state(param))
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if param not in optimizer.state and any(p is param for p in group["params"]):
+                    names += _names_after_a_step(optimizer, group)
+        return names
+
+
+def _is_like(value: object, param: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == param.shape and param.ndim > 0
+
+
+def _names_after_a_step(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:
+    trial = torch.nn.Parameter(torch.zeros(2, 3))
+    trial.grad = torch.zeros_like(trial)
+    taken = inspect.signature(type(optimizer).__init__).parameters
+    options = {k: v for k, v in group.items() if k in optimizer.defaults and k in taken}
+    make: Any = type(optimizer)
+    other = make([trial], **options)
+    other.step(lambda: 0.0)
+    return [k for k, v in other.state[trial].items() if _is_like(v, trial)]

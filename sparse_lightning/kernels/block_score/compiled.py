@@ -1,0 +1,65 @@
+"""block_score through `torch.compile`: one pass over the weights on a CPU.
+
+The windows of all parameters have the same four dimensions and dynamic sizes, so that a few compiled kernels
+serve them all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from sparse_lightning.kernels.block_score import reference
+from sparse_lightning.kernels.block_score.stage import Stage, elementwise
+
+VARIANTS = 64
+"""How many shapes of windows (which sizes are 1, which strides, which dtypes) one stage may be compiled for."""
+
+
+WORTH = 1 << 16
+"""Elements of a window from which on a compiled kernel is faster."""
+
+
+@lru_cache(maxsize=1)
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler for `torch.compile` to use."""
+    names = [os.environ.get("CXX", ""), "g++", "clang++"]
+    return any(shutil.which(name) for name in names if name)
+
+
+def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
+    """Run a stage on windows `(n0, l0, n1, l1, …)` of one shape; each fold gives a grid `(n0, n1, …)`.
+
+    Windows of more than two pairs of dimensions are rare, and small ones gain nothing but would each bring
+    odd sizes to compile for: both take the reference.
+    """
+    shape = windows[0].shape
+    if len(shape) > 4 or windows[0].numel() < WORTH:
+        return reference.fold(stage, windows)
+    four = [window.view([1] * (4 - len(shape)) + list(shape)) for window in windows]
+    with torch._dynamo.config.patch(recompile_limit=VARIANTS):
+        grids = _compiled(stage)(four)
+    return [grid.view(shape[0::2]) for grid in grids]
+
+
+@lru_cache(maxsize=256)
+def _compiled(stage: Stage) -> Callable[[list[Tensor]], list[Tensor]]:
+    def run(windows: list[Tensor]) -> list[Tensor]:
+        dtype = reference.accumulation_dtype(windows[0].dtype)
+        values = elementwise(stage, [window.to(dtype) for window in windows])
+        folds = zip(values, stage.folds, strict=True)
+        return [_fold(kind, value) for value, (_, kind) in folds]
+
+    compiled: Callable[[list[Tensor]], list[Tensor]] = torch.compile(run, dynamic=True, fullgraph=True)
+    return compiled
+
+
+def _fold(kind: str, value: Tensor) -> Tensor:
+    if kind == "sum":
+        return value.sum((1, 3))
+    return value.amax((1, 3)) if kind == "max" else value.amin((1, 3))
