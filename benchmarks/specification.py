@@ -6,27 +6,15 @@ machine does falls on both sides of a ratio.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
+from interleaved import interleaved
 
 from sparse_lightning import BlockSpec, View
 
-SIZE, PRUNED, ROUNDS = 4096, 0.75, 25
+SIZE, PRUNED = 4096, 0.75
 BLOCKS = [(32, 32), (4, 4), (1, 4), (1, 1)]
-
-
-def interleaved(actions: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
-    """The median time of each action, one of each per round."""
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(rounds + 3):
-        for name, action in actions.items():
-            start = time.perf_counter()
-            action()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken[3:]) for name, taken in times.items()}
 
 
 def check(weight: torch.Tensor, mask: torch.Tensor, block: tuple[int, int]) -> None:
