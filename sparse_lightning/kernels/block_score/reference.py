@@ -34,11 +34,11 @@ def fold_blocks(kind: FoldKind, value: Tensor) -> Tensor:
     """Fold the odd dimensions of `(n0, l0, n1, l1, …)`, keeping them with size 1."""
     for d in range(1, value.ndim, 2):
         if value.shape[d] > 1:
-            value = _FOLDS[kind](value, d, keepdim=True)
+            value = FOLDS[kind](value, d, keepdim=True)
     return value
 
 
-_FOLDS: dict[FoldKind, Callable[..., Tensor]] = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}
+FOLDS: dict[FoldKind, Callable[..., Tensor]] = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}
 _COMBINE: dict[FoldKind, Callable[..., Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
