@@ -100,7 +100,7 @@ def _block(x, LENGTH: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _blocks(start, LENGTH: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The blocks of the TILE elements from start on: `(TILE,)`, or `(1,)` where all lie in one."""
-    if LENGTH % TILE == 0:
+    if LENGTH == 0 or LENGTH % TILE == 0:
         return _block(start + tl.arange(0, 1), LENGTH)
     else:
         return _block(start + tl.arange(0, TILE), LENGTH)
@@ -137,11 +137,11 @@ def _inside(  # type: ignore[no-untyped-def]
     L3: tl.constexpr, L4: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
     """Which of a tile's grid values exist. Where one stands for all rows or columns, the first of them does."""
-    if L3 % ROWS == 0 and L4 % COLUMNS == 0:
+    if (L3 == 0 or L3 % ROWS == 0) and (L4 == 0 or L4 % COLUMNS == 0):
         return tl.full(values.shape, 1, tl.int1)
-    elif L3 % ROWS == 0:
+    elif L3 == 0 or L3 % ROWS == 0:
         return columns_inside
-    elif L4 % COLUMNS == 0:
+    elif L4 == 0 or L4 % COLUMNS == 0:
         return rows_inside
     else:
         return rows_inside & columns_inside
