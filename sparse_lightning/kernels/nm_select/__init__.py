@@ -11,8 +11,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from sparse_lightning.errors import LayoutError, SparsityError
+from sparse_lightning.kernels import block_score
 from sparse_lightning.kernels.availability import takes_triton
-from sparse_lightning.kernels.nm_select import cpu, reference
+from sparse_lightning.kernels.nm_select import compiled, cpu, reference
 
 
 def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Tensor:
@@ -37,9 +38,16 @@ def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Te
         from sparse_lightning.kernels.nm_select import triton
 
         return triton.nm_select(weight, n, m, other)
-    if weight.device.type == "cpu" and weight.dtype in cpu.INTEGERS:
-        return cpu.nm_select(weight, n, m, other)
-    return reference.nm_select(weight, n, m, other)
+    if weight.device.type != "cpu" or weight.dtype not in cpu.INTEGERS:
+        return reference.nm_select(weight, n, m, other)
+    if _pays(weight) and compiled.takes(weight, m, other):
+        return compiled.nm_select(weight, n, m, other)
+    return cpu.nm_select(weight, n, m, other)
+
+
+def _pays(weight: Tensor) -> bool:
+    """Whether compiling is possible, and repaid by a weight of this size."""
+    return weight.numel() >= block_score.PAYS and block_score.compiled.has_compiler()
 
 
 def _checked(weight: Tensor, n: int, m: int, other: Tensor | None) -> tuple[Tensor, Tensor | None]:
