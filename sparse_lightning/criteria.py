@@ -22,6 +22,7 @@ class Magnitude(Criterion):
         if p not in (1, 2, math.inf):
             raise FlowError(f"Magnitude knows p = 1, 2 and inf, not {p}")
         self.p = p
+        self.size_exponent = 1 / p
 
     def flow(self, x: Inputs) -> Value:
         """One pass over the weights."""
@@ -32,6 +33,8 @@ class Magnitude(Criterion):
 
 class Gradient(Criterion):
     """The size of the gradient: `√(Σ g²)`."""
+
+    size_exponent = 0.5
 
     def flow(self, x: Inputs) -> Value:
         """One pass over the gradients."""
@@ -126,6 +129,8 @@ class Wanda(Criterion):
 class Random(Criterion):
     """A uniform random number for each block, new in each run, the same on all ranks and after a resume."""
 
+    size_exponent = 0.0
+
     def flow(self, x: Inputs) -> Value:
         """Reads no weights."""
         return x.random
@@ -141,6 +146,7 @@ class EMA(Criterion):
 
     def __init__(self, criterion: Criterion, decay: float = 0.9) -> None:
         self.criterion, self.decay = criterion, _decay(decay)
+        self.size_exponent = criterion.size_exponent
         average = "average"
         while average in criterion.states:
             average = f"average of {average}"

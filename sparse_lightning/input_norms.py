@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,10 +16,12 @@ class InputNorms(Mapping[Tensor, Tensor]):
 
     Maps a weight parameter to a tensor that expands to its shape: `(1, in)` for a linear layer; for a
     convolution the norm of the input channel over all positions, `(out, in, 1, …)`. Between processes the sums
-    of squares are added up when a norm is read, so that all ranks see the same.
+    of squares are added up when a norm is read, so that all ranks see the same: all of them read the same norms in
+    the same order, whether or not their own data came by. `in`, `len` and `iter` tell what this process has seen.
 
     Args:
         module: the model; every `nn.Linear` and `nn.Conv*d` in it is watched until `close`.
+        weights: only the layers that own one of these; None means all.
 
     Example:
         >>> layer = nn.Linear(2, 3)
@@ -30,10 +32,13 @@ class InputNorms(Mapping[Tensor, Tensor]):
         >>> norms.close()
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._squares: dict[Tensor, Tensor] = {}
+    def __init__(self, module: nn.Module, weights: Iterable[Tensor] | None = None) -> None:
+        self.squares: dict[Tensor, Tensor] = {}
+        """The sums of squares that this process has seen, by weight."""
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        wanted = None if weights is None else {id(weight) for weight in weights}
         layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
+        layers = [layer for layer in layers if wanted is None or id(layer.weight) in wanted]
         self._watched = {layer.weight: layer for layer in layers}
         self._handles = [layer.register_forward_pre_hook(self._collect, with_kwargs=True) for layer in layers]
 
@@ -48,33 +53,54 @@ class InputNorms(Mapping[Tensor, Tensor]):
         feature = x.ndim - 1 if isinstance(layer, nn.Linear) else x.ndim - (layer.weight.ndim - 1)  # type: ignore[operator]
         squares = x.square().sum([d for d in range(x.ndim) if d != feature])
         weight: Any = layer.weight
-        seen = self._squares.get(weight)
-        self._squares[weight] = squares if seen is None else seen + squares
+        seen = self.squares.get(weight)
+        self.squares[weight] = squares if seen is None else seen + squares
 
     def __getitem__(self, weight: Tensor) -> Tensor:
-        squares = self._squares[weight].clone()
+        layer, squares = self._watched[weight], self.squares.get(weight)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(squares)
-        return _spread(self._watched[weight], squares.sqrt())
+            squares = _over_ranks(layer, squares)
+        if squares is None:
+            raise KeyError(weight)
+        return _spread(layer, squares.sqrt())
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(self._squares)
+        return iter(self.squares)
 
     def __len__(self) -> int:
-        return len(self._squares)
+        return len(self.squares)
 
     def __contains__(self, weight: object) -> bool:
-        return weight in self._squares
+        return weight in self.squares
 
     def reset(self) -> None:
         """Forget what was seen, and go on watching."""
-        self._squares.clear()
+        self.squares.clear()
 
     def close(self) -> None:
         """Stop watching."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+class TrainingInputNorms(InputNorms):
+    """InputNorms that see only what a layer is trained on: not what it is evaluated on in between."""
+
+    def _collect(self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if layer.training:
+            super()._collect(layer, inputs, named)
+
+
+def _over_ranks(layer: nn.Module, squares: Tensor | None) -> Tensor | None:
+    """The sum over all ranks; a rank whose data did not come by adds nothing, and None comes where it was all."""
+    weight: Any = layer.weight
+    features: Any = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+    total = torch.zeros(features + 1, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
+    if squares is not None:
+        total[:-1], total[-1] = squares, 1
+    torch.distributed.all_reduce(total)
+    return total[:-1] if total[-1] else None
 
 
 def _spread(layer: nn.Module, norms: Tensor) -> Tensor:

@@ -7,7 +7,15 @@ import functools
 import pytest
 import torch
 
-MAKERS = [(torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")]
+MAKERS = [
+    (torch, "empty"),
+    (torch, "empty_like"),
+    (torch, "empty_strided"),
+    (torch.Tensor, "new_empty"),
+    (torch.Tensor, "new_empty_strided"),
+    # What torch.compile writes calls this one, by the name that it had when the code was loaded.
+    (torch._C._dynamo.guards, "_empty_strided_cpu"),
+]
 
 
 def poisoned(t: torch.Tensor) -> torch.Tensor:
@@ -17,11 +25,16 @@ def poisoned(t: torch.Tensor) -> torch.Tensor:
     return t.fill_(True) if t.dtype == torch.bool else t.fill_(torch.iinfo(t.dtype).max - 1)
 
 
+def poison_memory(patch: pytest.MonkeyPatch) -> None:
+    """Fill what the makers make from now on, until the patch is undone."""
+    for owner, name in MAKERS:
+        patch.setattr(owner, name, _poisoning(getattr(owner, name)))
+
+
 @pytest.fixture
 def poison(monkeypatch):
-    """Fills what `torch.empty`, `empty_like`, `empty_strided` and `Tensor.new_empty` make, during one test."""
-    for owner, name in MAKERS:
-        monkeypatch.setattr(owner, name, _poisoning(getattr(owner, name)))
+    """Fills what the makers make during one test."""
+    poison_memory(monkeypatch)
 
 
 def _poisoning(make):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from test_flow import mixed_scopes, with_grads
+from poison import poison  # noqa: F401
 from torch import nn
 
 from sparse_lightning import BlockSpec, FlowError, ScopeSpec
@@ -27,6 +27,8 @@ from sparse_lightning.criteria import (
 )
 from sparse_lightning.flow import Scorer, Sources
 from sparse_lightning.input_norms import InputNorms
+
+pytestmark = pytest.mark.usefixtures("poison")
 
 RUNS = 3
 
@@ -195,22 +197,3 @@ def test_random_scores_go_on_after_a_resume():
 def test_arguments_out_of_range_are_refused(make):
     with pytest.raises(FlowError, match=r"p = 1, 2 and inf|at least 0 and less than 1"):
         make()
-
-
-SHIPPED = [c for c, _ in FORMULAS]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_lowerings_agree_on_every_criterion(dtype, monkeypatch):
-    """Sizes from which a compiled kernel pays are put down to what the awkward shapes of the test have."""
-    monkeypatch.setattr("sparse_lightning.kernels.block_score.compiled.WORTH", 500)
-    scopes = with_grads(mixed_scopes(dtype))
-    for criterion in SHIPPED[1:7]:
-        results = []
-        for lowering in ("reference", "compiled"):
-            scorer = Scorer(criterion, lowering=lowering)
-            for name, scope in scopes.items():
-                scorer.attach(name, scope)
-            results.append(scorer.score())
-        for block, grid in results[0].items():
-            torch.testing.assert_close(results[1][block], grid, rtol=1e-4, atol=1e-4)

@@ -22,6 +22,12 @@ def test_in_the_interpreter():
 
 @needs_triton
 @pytest.mark.slow
+def test_flows_in_the_interpreter():
+    run_cases("lowering_triton_cases.py", interpreted=True)
+
+
+@needs_triton
+@pytest.mark.slow
 def test_compiled_ahead_of_time():
     run_cases("stage_triton_compiled.py", interpreted=False)
 
@@ -29,8 +35,9 @@ def test_compiled_ahead_of_time():
 @needs_triton
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_on_the_gpu():
-    run_cases("stage_triton_cases.py", interpreted=False)
+@pytest.mark.parametrize("cases", ["stage_triton_cases.py", "lowering_triton_cases.py"])
+def test_on_the_gpu(cases):
+    run_cases(cases, interpreted=False)
 
 
 def test_a_gpu_takes_triton_where_it_is_installed(monkeypatch):

@@ -32,6 +32,8 @@ WINDOWS = [
     ([(63, 4)], 0),
     ([(125, 4), (125, 4)], 0),
     ([(63, 1), (1, 500)], 3),
+    ([(1, 63), (500, 1)], 3),
+    ([(1, 5), (1, 300)], 2),
     ([(7, 9), (3, 21)], 1),
     ([(2, 32), (5, 32)], 0),
     ([(3, 2), (2, 3), (5, 1)], 2),
@@ -45,7 +47,8 @@ def make_window(pairs, gap, dtype, step=1):
     for n, length in reversed(pairs):
         strides = [length * near, near, *strides]
         near = near * n * length + gap
-    storage = torch.randn(near + 5, device=case_device()).to(dtype)
+    # As long again as a tile, so that what is written outside of the window is seen.
+    storage = torch.randn(2 * near + 4096, device=case_device()).to(dtype)
     odd = torch.tensor([math.nan, math.inf, -math.inf, -0.0], dtype=dtype, device=case_device())
     storage[::5] = odd.repeat(len(storage))[: len(storage[::5])]
     return storage, [x for pair in pairs for x in pair], strides
@@ -138,7 +141,10 @@ def test_blocks_need_not_count_on_through_one_another():
 
 
 def far_apart(shape, strides):
-    """A window whose elements lie further apart than 32 bits can count; memory is touched only where it is used."""
+    """A window whose elements lie further apart than 32 bits can count; memory is touched only where it is used.
+
+    Where the strides themselves fit into 32 bits, it is their products with an index that don't.
+    """
     size = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     storage = torch.UntypedStorage(2 * size, device=case_device())
     window = torch.tensor([], dtype=torch.float16, device=case_device()).set_(storage, 0, shape, strides)
@@ -148,8 +154,8 @@ def far_apart(shape, strides):
 def test_block_apply_reaches_beyond_32_bits():
     from sparse_lightning.kernels.block_apply import triton
 
-    window = far_apart((2, 1, 3, 4), (2**31 + 48, 2**31 + 48, 4, 1))
-    wanted, mask = window.clone(), torch.tensor([[True, False, False], [False, True, True]], device=case_device())
+    window = far_apart((3, 1, 3, 4), (2**30 + 48, 2**30 + 48, 4, 1))
+    wanted, mask = window.clone(), torch.eye(3, dtype=torch.bool, device=case_device())
     apply_reference.fill_(wanted, mask)
     triton.fill_(window, mask)
     assert torch.equal(window, wanted)

@@ -29,6 +29,10 @@ class Criterion(ABC):
 
     states: Mapping[str, State] = {}
 
+    size_exponent: float = 1.0
+    """Scores grow like the number of a block's weights to this power: 1 for sums, ½ for 2-norms, 0 for means, maxima
+    and random numbers. Where blocks of different size compete, `Global` divides it out."""
+
     @abstractmethod
     def flow(self, x: Inputs) -> Value:
         """The scores of blocks from the values that `x` names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NoReturn
 
 from sparse_lightning.errors import FlowError
 from sparse_lightning.flow.context import FORMAT, Context, Value
@@ -16,6 +17,10 @@ class Inputs:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+
+    def __getattr__(self, name: str) -> NoReturn:
+        names = [known for known, kind in vars(Inputs).items() if isinstance(kind, property)]
+        raise _no_such(self, name, f"a flow can ask x for {_not_among(name, names)}")
 
     @property
     def weight(self) -> Value:
@@ -58,9 +63,27 @@ class Inputs:
         return _Fields(self._context.fields)
 
 
+class _NoSuchName(FlowError, AttributeError):
+    """A name that a flow can't ask for. Also an AttributeError, so that `hasattr` and `getattr` work as ever."""
+
+
+def _no_such(owner: object, name: str, text: str) -> AttributeError:
+    """The error for an attribute; Python itself looks for some that begin with `_`, to copy and to pickle."""
+    return AttributeError(f"{type(owner).__name__} has no {name}") if name.startswith("_") else _NoSuchName(text)
+
+
+def _not_among(name: str, names: list[str]) -> str:
+    """All names that there are, the one that is not, and the nearest to it."""
+    hint = did_you_mean(name, names)
+    return f"{', '.join(names) or 'nothing'}, not {name!r}{hint if hint.endswith('?') else ''}"
+
+
 class _Fields(dict[str, Value]):
     def __missing__(self, name: str) -> Value:
-        raise FlowError(f"the criterion declares no state {name!r}{did_you_mean(name, self)}")
+        raise FlowError(f"the states that the criterion declares are {_not_among(name, list(self))}")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _no_such(self, name, f'a state is asked for by its name, x.state["{name}"], not x.state.{name}')
 
 
 class _OptimizerState(Mapping[str, Value]):
@@ -70,8 +93,18 @@ class _OptimizerState(Mapping[str, Value]):
     def __getitem__(self, name: str) -> Value:
         return self._context.input(OPTIMIZER + name, FORMAT.ELEMENT)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _no_such(self, name, f'what an optimizer keeps is asked for by its name: x.optimizer["{name}"]')
+
+    def __contains__(self, name: object) -> bool:
+        raise _unknown_yet()
+
     def __iter__(self) -> Iterator[str]:
-        raise FlowError("which state an optimizer keeps is not known while a flow is traced: ask for it by name")
+        raise _unknown_yet()
 
     def __len__(self) -> int:
-        raise FlowError("which state an optimizer keeps is not known while a flow is traced: ask for it by name")
+        raise _unknown_yet()
+
+
+def _unknown_yet() -> FlowError:
+    return FlowError("which state an optimizer keeps is not known while a flow is traced: ask for it by name")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparse_lightning.errors import FlowError
 from sparse_lightning.flow.context import FORMAT, Context, Value
+from sparse_lightning.flow.end_to_end import EndToEnd
 from sparse_lightning.flow.segments import Segments
 from sparse_lightning.kernels.block_score.stage import OPERATIONS, FoldKind
 
@@ -162,8 +163,8 @@ class BlockReduction(Op):
         context.record(self, (x,), output)
         return output
 
-    def finish(self, folded: Tensor, sizes: Tensor) -> Tensor:
-        """What becomes of the folded blocks, given how many elements each has."""
+    def finish(self, folded: Tensor, blocks: EndToEnd) -> Tensor:
+        """What becomes of the folded blocks, which stand end to end."""
         return folded
 
 
@@ -178,9 +179,9 @@ class Sum(BlockReduction):
 class Mean(BlockReduction):
     """`Σ x / n` over each block of n elements."""
 
-    def finish(self, folded: Tensor, sizes: Tensor) -> Tensor:
+    def finish(self, folded: Tensor, blocks: EndToEnd) -> Tensor:
         """The sum over the count."""
-        return folded / sizes
+        return folded / blocks.sizes
 
     def execute(self, elements: Tensor) -> Tensor:
         """`(…, elements)` → `(…)`."""
@@ -212,7 +213,7 @@ class L2Norm(BlockReduction):
 
     prepares = "square"
 
-    def finish(self, folded: Tensor, sizes: Tensor) -> Tensor:
+    def finish(self, folded: Tensor, blocks: EndToEnd) -> Tensor:
         """The root of the sum of squares."""
         return folded.sqrt()
 

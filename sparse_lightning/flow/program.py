@@ -11,9 +11,9 @@ from torch import Tensor
 
 from sparse_lightning.errors import FlowError
 from sparse_lightning.flow.context import FORMAT, Context, Node, Value
+from sparse_lightning.flow.end_to_end import EndToEnd
 from sparse_lightning.flow.inputs import Inputs
 from sparse_lightning.flow.ops import BlockReduction, Elementwise, Grouped, Load, Save
-from sparse_lightning.flow.segments import Segments
 from sparse_lightning.kernels.block_score.stage import Ref, Stage, Step
 
 if TYPE_CHECKING:
@@ -92,32 +92,31 @@ class Program:
     def run_grids(
         self,
         folded: list[Tensor],
-        sizes: Tensor,
+        blocks: EndToEnd,
         inputs: Mapping[str, Tensor],
         loaded: Mapping[str, Tensor],
-        groups: Mapping[str, Segments],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Everything after the folds: the scores `(S,)`, and what each field of state is to keep.
 
         Args:
             folded: for each fold the grids of all blocks end to end, `(S,)`.
-            sizes: the elements of each block, `(S,)`.
+            blocks: the blocks that stand end to end, asked for their sizes and groups where the program needs them.
             inputs: the ragged inputs by name, each `(S, 1, 1)` or one value `(1, 1, 1)`.
             loaded: what the fields of state hold from the previous run, each `(S, D0, D1)`.
-            groups: the entries of each parameter and of each scope.
         """
+        count = blocks.count
         values: dict[int, Tensor] = {v.id: inputs[n] for n, v in self.context.inputs.items() if n in inputs}
         saved: dict[str, Tensor] = {}
         for node, grid in zip(self.reductions, folded, strict=True):
             assert isinstance(node.op, BlockReduction)
             assert node.output is not None
-            values[node.output.id] = node.op.finish(grid, sizes).view(-1, 1, 1)
+            values[node.output.id] = node.op.finish(grid, blocks).view(-1, 1, 1)
         for node in self.nodes:
             if isinstance(node.op, Save):
                 source, kept = node.inputs
                 assert isinstance(source, Value)
                 assert isinstance(kept, Value)
-                saved[kept.name] = values[source.id].expand(len(sizes), *kept.inner)
+                saved[kept.name] = values[source.id].expand(count, *kept.inner)
                 continue
             assert node.output is not None
             if isinstance(node.op, Load):
@@ -129,7 +128,7 @@ class Program:
             if isinstance(node.op, Grouped):
                 [x] = arguments
                 assert isinstance(x, Tensor)
-                arguments = [x.expand(len(sizes), *x.shape[1:]), groups[node.op.per]]
+                arguments = [x.expand(count, *x.shape[1:]), blocks.groups[node.op.per]]
             values[node.output.id] = node.op.execute(*arguments)
         assert self.context.result is not None
-        return values[self.context.result.id].expand(len(sizes), 1, 1).reshape(-1), saved
+        return values[self.context.result.id].expand(count, 1, 1).reshape(-1), saved

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from sparse_lightning.errors import CheckpointError, FlowError
 from sparse_lightning.flow.criterion import Criterion
+from sparse_lightning.flow.end_to_end import EndToEnd, owners
 from sparse_lightning.flow.paged import PagedField, PageTable
 from sparse_lightning.flow.program import Program, trace
-from sparse_lightning.flow.segments import Segments
 from sparse_lightning.flow.sources import Sources
 from sparse_lightning.kernels import block_score
 from sparse_lightning.kernels.block_score import reference
@@ -21,6 +22,14 @@ from sparse_lightning.nearest import did_you_mean
 from sparse_lightning.part import BlockPart
 from sparse_lightning.scope import SparseScope
 from sparse_lightning.sparse_block import SparseBlock
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A run that has not been saved: the scores of each block, and what the flow wants in its fields of state."""
+
+    scores: dict[SparseBlock, Tensor]
+    saved: dict[str, Tensor]
 
 
 class Scorer:
@@ -61,59 +70,62 @@ class Scorer:
         self._device = torch.device(device)
         self._scopes: dict[str, SparseScope] = {}
         self._table = PageTable()
+        self._end_to_end = EndToEnd({}, self._table, self._device)
         self._fields = {name: PagedField(state, self._device) for name, state in criterion.states.items()}
 
     def attach(self, name: str, scope: SparseScope) -> None:
         """Add a scope under a name; its state begins at each field's fill."""
-        taken = {owner for owner, _ in self._blocks()}
-        if name in self._scopes or any(owner in taken for owner, _ in _owners(name, scope)):
+        taken = self._end_to_end.blocks
+        if name in self._scopes or any(owner in taken for owner, _ in owners(name, scope)):
             raise FlowError(f"{name!r} is attached already: detach it first, or give another name")
-        if any(block is other for _, other in self._blocks() for block in scope.blocks()):
+        if any(block is other for other in taken.values() for block in scope.blocks()):
             raise FlowError(f"a block of {name!r} is attached already under another name")
         for param in scope.parameters():
             if param.device.type != self._device.type:
                 raise FlowError(f"{name!r} has a parameter on {param.device}, the flow was traced for {self._device}")
         self._scopes[name] = scope
-        for owner, block in _owners(name, scope):
+        for owner, block in owners(name, scope):
             pages = self._table.take(owner, block.numblk())
             for field in self._fields.values():
                 field.reserve(self._table, pages)
+        self._end_to_end = EndToEnd(self._scopes, self._table, self._device)
 
     def detach(self, name: str) -> None:
         """Take a scope out; its pages become free."""
         if name not in self._scopes:
             raise FlowError(f"{name!r} is not attached{did_you_mean(name, self._scopes)}")
-        for owner, _ in _owners(name, self._scopes.pop(name)):
+        for owner, _ in owners(name, self._scopes.pop(name)):
             self._table.release(owner)
+        self._end_to_end = EndToEnd(self._scopes, self._table, self._device)
 
     def check(self, sources: Sources) -> None:
         """Raise before training where a run would not find what the flow asks for."""
-        for owner, block in self._blocks():
+        for owner, block in self._end_to_end.blocks.items():
             for param in block.parameters():
                 sources.check(self.program.names(), owner, param)
 
     def score(self, sources: Sources | None = None) -> dict[SparseBlock, Tensor]:
         """Run the flow once; the scores of each attached block as its grid."""
-        sources = sources or Sources()
-        blocks = list(self._blocks())
-        if not blocks:
-            return {}
-        folded = [self._fold(owner, block, sources) for owner, block in blocks]
-        kinds = len(self.program.stage.folds)
-        ragged = [self._end_to_end([grids[i] for grids in folded]) for i in range(kinds)]
-        sizes = self._end_to_end([block.block_sizes() for _, block in blocks]).to(self._device)
-        places = self._end_to_end([self._table.places(owner) for owner, _ in blocks]).to(self._device)
-        loaded = {name: field.load(places) for name, field in self._fields.items()}
-        scores, saved = self.program.run_grids(ragged, sizes, self._ragged_inputs(sources), loaded, self._groups())
-        for name, values in saved.items():
-            self._fields[name].save(places, values)
-        self.runs += 1
-        parts = torch.split(scores, [block.numblk() for _, block in blocks])
-        return {block: part.view(block.grid_shape) for (_, block), part in zip(blocks, parts, strict=True)}
+        proposal = self.propose(sources)
+        self.commit(proposal)
+        return proposal.scores
 
-    def _blocks(self) -> Iterator[tuple[str, SparseBlock]]:
-        for name, scope in self._scopes.items():
-            yield from _owners(name, scope)
+    def commit(self, proposal: Proposal) -> None:
+        """Save what a run wants to save: the next run sees it."""
+        for name, values in proposal.saved.items():
+            self._fields[name].save(self._end_to_end.places, values)
+        self.runs += 1
+
+    def propose(self, sources: Sources | None = None) -> Proposal:
+        """Run the flow once without a trace: its state stays as it was until `commit`."""
+        sources, all_blocks = sources or Sources(), self._end_to_end
+        if not all_blocks.blocks:
+            return Proposal({}, {})
+        folded = [self._fold(owner, block, sources) for owner, block in all_blocks.blocks.items()]
+        ragged = [all_blocks.join(grids) for grids in zip(*folded, strict=True)]
+        loaded = {name: field.load(all_blocks.places) for name, field in self._fields.items()}
+        scores, saved = self.program.run_grids(ragged, all_blocks, self._ragged_inputs(sources), loaded)
+        return Proposal(all_blocks.split(scores), saved)
 
     def _fold(self, owner: str, block: SparseBlock, sources: Sources) -> list[Tensor]:
         """The stage on the elements of a block: for each fold its grid, over all specs of the block."""
@@ -129,18 +141,14 @@ class Scorer:
         return grids
 
     def _run(self) -> Callable[..., list[Tensor]]:
-        elements = sum(scope.numel() for scope in self._scopes.values())
-        return block_score.choose(self._device, elements, self.lowering)
-
-    def _end_to_end(self, grids: list[Tensor]) -> Tensor:
-        return torch.cat([grid.reshape(-1) for grid in grids]) if grids else torch.empty(0, dtype=torch.int64)
+        return block_score.choose(self._device, self._end_to_end.elements, self.lowering)
 
     def _ragged_inputs(self, sources: Sources) -> dict[str, Tensor]:
         numbers = {"step": float(sources.step), "target": float(sources.target)}
         found = {name: torch.full((1, 1, 1), x, device=self._device) for name, x in numbers.items()}
         if "random" in self.program.names():
-            draws = [self._draw(owner, block.numblk()) for owner, block in self._blocks()]
-            found["random"] = self._end_to_end(draws).view(-1, 1, 1).to(self._device)
+            draws = [self._draw(owner, block.numblk()) for owner, block in self._end_to_end.blocks.items()]
+            found["random"] = self._end_to_end.join(draws).view(-1, 1, 1)
         return found
 
     def _draw(self, owner: str, n: int) -> Tensor:
@@ -148,32 +156,17 @@ class Scorer:
         key = zlib.crc32(f"{self.seed} {self.runs} {owner}".encode())
         return torch.rand(n, generator=torch.Generator().manual_seed(key))
 
-    def _groups(self) -> dict[str, Segments]:
-        by_parameter, by_scope, scopes = [], [], 0
-        for i, (_, block) in enumerate(self._blocks()):
-            by_parameter.append(torch.full((block.numblk(),), i))
-        for scope in self._scopes.values():
-            numbers = torch.arange(scopes, scopes + scope.numscp()).view(*scope.grid_shape, 1)
-            wide = numbers.expand(*scope.grid_shape, scope.numblk_per_scope())
-            by_scope += [grid.reshape(-1) for grid in scope.scatter(wide).values()]
-            scopes += scope.numscp()
-        count = len(by_parameter)
-        return {
-            "parameter": Segments(self._end_to_end(by_parameter).to(self._device), count),
-            "scope": Segments(self._end_to_end(by_scope).to(self._device), scopes),
-        }
-
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers only: the number of runs, and for each field the entries of each block."""
         fields = {
-            name: {owner: field.load(self._table.places(owner)).cpu() for owner, _ in self._blocks()}
+            name: {owner: field.load(self._table.places(owner)).cpu() for owner in self._end_to_end.blocks}
             for name, field in self._fields.items()
         }
         return {"runs": self.runs, "fields": fields}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` gave, for the same criterion and the same blocks."""
-        owners = {owner: block.numblk() for owner, block in self._blocks()}
+        owners = {owner: block.numblk() for owner, block in self._end_to_end.blocks.items()}
         for name, field in self._fields.items():
             kept = state["fields"].get(name)
             if kept is None or set(kept) != set(owners):
@@ -190,9 +183,3 @@ class Scorer:
             for owner, entries in state["fields"][name].items():
                 field.save(self._table.places(owner), entries.to(self._device))
         self.runs = int(state["runs"])
-
-
-def _owners(name: str, scope: SparseScope) -> list[tuple[str, SparseBlock]]:
-    """The blocks of a scope under names of their own."""
-    blocks = scope.blocks()
-    return [(name if len(blocks) == 1 else f"{name}/{i}", block) for i, block in enumerate(blocks)]

@@ -50,4 +50,6 @@ def check_lowering(lowering: str | None) -> str | None:
         raise FlowError(f"there is no lowering {lowering!r}{did_you_mean(lowering, LOWERINGS)}")
     if lowering == "triton" and not has_triton():
         raise FlowError("the lowering 'triton' needs Triton, which is not installed: pip install triton")
+    if lowering == "compiled" and not compiled.has_compiler():
+        raise FlowError("the lowering 'compiled' needs a C++ compiler (g++, clang++ or CXX), and there is none")
     return lowering

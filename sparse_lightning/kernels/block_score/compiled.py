@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from types import FunctionType
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from sparse_lightning.kernels.block_score.stage import FoldKind, Stage, elementw
 
 VARIANTS = 64
 """How many shapes of windows (which sizes are 1, which strides, which dtypes) one stage may be compiled for."""
-
 
 WORTH = 1 << 16
 """Elements of a window from which on a compiled kernel is faster."""
@@ -36,14 +36,17 @@ def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
     """Run a stage on windows `(n0, l0, n1, l1, …)` of one shape; each fold gives a grid `(n0, n1, …)`.
 
     Windows of more than two pairs of dimensions are rare, and small ones gain nothing but would each bring
-    odd sizes to compile for: both take the reference.
+    odd sizes to compile for: both take the reference. So does what comes after the last variant.
     """
     shape = windows[0].shape
     if len(shape) > 4 or windows[0].numel() < WORTH:
         return reference.fold(stage, windows)
     four = [window.view([1] * (4 - len(shape)) + list(shape)) for window in windows]
-    with torch._dynamo.config.patch(recompile_limit=VARIANTS):
-        grids = _compiled(stage)(four)
+    try:
+        with torch._dynamo.config.patch(recompile_limit=VARIANTS):
+            grids = _compiled(stage)(four)
+    except torch._dynamo.exc.FailOnRecompileLimitHit:
+        return reference.fold(stage, windows)
     return [grid.view(shape[0::2]) for grid in grids]
 
 
@@ -55,7 +58,10 @@ def _compiled(stage: Stage) -> Callable[[list[Tensor]], list[Tensor]]:
         folds = zip(values, stage.folds, strict=True)
         return [_fold(kind, value) for value, (_, kind) in folds]
 
-    compiled: Callable[[list[Tensor]], list[Tensor]] = torch.compile(run, dynamic=True, fullgraph=True)
+    # What is compiled is kept, looked up and counted by code object: each stage has its own.
+    code = run.__code__.replace(co_name=f"stage_{hash(stage) & 0xFFFFFFFF:x}")
+    own = FunctionType(code, run.__globals__, code.co_name, None, run.__closure__)
+    compiled: Callable[[list[Tensor]], list[Tensor]] = torch.compile(own, dynamic=True, fullgraph=True)
     return compiled
 
 

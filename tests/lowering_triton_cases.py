@@ -1,0 +1,42 @@
+"""Whole flows in Triton against plain torch: in the interpreter, or on a GPU. See `triton_harness`.
+
+Not collected by itself: `test_triton_stages.py` runs it in processes of its own.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from flow_cases import SHIPPED, check_agreement, criterion_of, flows, in_turn
+from hypothesis import HealthCheck, Phase, given, settings
+from poison import poison  # noqa: F401
+from triton_harness import is_interpreted
+
+from sparse_lightning.flow import State
+
+pytestmark = [
+    pytest.mark.usefixtures("poison"),
+    pytest.mark.skipif(not is_interpreted(), reason="the parameters of the cases are on the CPU"),
+]
+
+LONG = 63
+"""The interpreter takes the elements of a maximum one by one: the large matrices are not needed for its proof."""
+
+
+@pytest.mark.parametrize("first", range(3))
+@pytest.mark.parametrize("criterion", SHIPPED.values(), ids=SHIPPED)
+def test_every_criterion(criterion, first):
+    """Each on every layout in every dtype."""
+    check_agreement("triton", criterion, in_turn(first, LONG))
+
+
+def test_random_flows():
+    turns = count()
+
+    @settings(max_examples=8, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(flows())
+    def law(flow):
+        check_agreement("triton", criterion_of(flow, kept=State()), in_turn(next(turns), LONG))
+
+    law()

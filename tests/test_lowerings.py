@@ -1,0 +1,169 @@
+"""Lowerings: plain torch against the meaning of the operations, and the compiled ones against plain torch.
+
+Triton runs in a process of its own: see `test_triton_stages`.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle, product
+
+import pytest
+import torch
+from flow_cases import (
+    DTYPES,
+    SHIPPED,
+    check_agreement,
+    criterion_of,
+    flows,
+    in_turn,
+    matrices,
+    param,
+    scores_of,
+)
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from poison import poison  # noqa: F401
+
+from sparse_lightning import BlockSpec, FlowError, ScopeSpec
+from sparse_lightning.criteria import Taylor
+from sparse_lightning.flow import FORMAT, Load, Normalize, Save, State, trace
+from sparse_lightning.flow.context import Value
+from sparse_lightning.flow.ops import BlockReduction, Grouped
+from sparse_lightning.kernels import block_score
+from sparse_lightning.kernels.block_score import compiled, reference
+from sparse_lightning.kernels.block_score.stage import Ref, Stage, Step
+
+pytestmark = pytest.mark.usefixtures("poison")
+
+SHAPES = st.sampled_from([(1, 1), (3, 5), (63, 4), (5, 7, 3), (500,), (8, 3, 3, 3)])
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+needs_compiler = pytest.mark.skipif(not compiled.has_compiler(), reason="there is no C++ compiler")
+
+
+def naive(context, scope, loaded):
+    """The traced graph executed op by op on all elements of one BlockSpec: the plainest meaning of a flow."""
+    spec = scope.block
+    sizes = spec.block_sizes().flatten()
+    values = {}
+    for name in ("weight", "grad"):
+        tensor = spec.param.detach() if name == "weight" else spec.param.grad
+        if name in context.inputs:
+            parts = [spec.view_of(tensor).data[_slices(spec, at)].flatten().double() for at in _grid(spec)]
+            values[context.inputs[name].id] = parts
+    for node in context.live_nodes():
+        if isinstance(node.op, Save):
+            continue
+        args = [values[x.id] if isinstance(x, Value) and x.id in values else x for x in node.inputs]
+        if isinstance(node.op, Load):
+            out = loaded.double()
+        elif isinstance(node.op, BlockReduction):
+            out = torch.stack([node.op.execute(part) for part in args[0]]).view(-1, 1, 1)
+        elif isinstance(node.op, Grouped):
+            assert isinstance(node.op, Normalize)
+            out = args[0] / args[0].norm() if args[0].norm() > 0 else args[0] * 0
+        elif node.output.format is FORMAT.ELEMENT:
+            out = [node.op.execute(*(a[i] if isinstance(a, list) else a for a in args)) for i in range(len(sizes))]
+        else:
+            out = node.op.execute(*args)
+        values[node.output.id] = out
+    return values[context.result.id].flatten()
+
+
+def _grid(spec):
+    return list(product(*map(range, spec.grid_shape)))
+
+
+def _slices(spec, at):
+    return tuple(slice(i * b, (i + 1) * b) for i, b in zip(at, spec.shape, strict=True))
+
+
+@each_dtype
+def test_random_flows_mean_what_their_operations_say(dtype):
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+    @given(flows(), SHAPES, st.data())
+    def law(flow, shape, data):
+        weight = param(*shape, seed=data.draw(st.integers(0, 9)), dtype=dtype)
+        order = data.draw(st.permutations(range(len(shape))))
+        back = [order.index(d) for d in range(len(shape))]
+        weight.grad = weight.grad.permute(order).contiguous().permute(back)
+        block = [data.draw(st.integers(1, n)) for n in shape]
+        scope = ScopeSpec(BlockSpec(weight, block, edge="partial"))
+        criterion = criterion_of(flow, kept=State(fill=0.5))
+        context = trace(criterion)
+        got = scores_of(criterion, scope, lowering="reference")[scope.block].flatten()
+        wanted = naive(context, scope, torch.full((scope.numblk(), 1, 1), 0.5))
+        torch.testing.assert_close(got.double(), wanted, rtol=2e-3, atol=2e-4)
+
+    law()
+
+
+def test_memory_that_nobody_wrote_is_poisoned():
+    like = torch.ones(2, 3)
+    made = [torch.empty(2), torch.empty_like(like), torch.empty_strided((2, 3), (1, 2)), like.new_empty(4)]
+    made += [like.new_empty_strided((2,), (3,)), torch._C._dynamo.guards._empty_strided_cpu((2,), (1,), torch.float16)]
+    assert all(t.isnan().all() for t in made)
+    assert torch.empty(3, dtype=torch.bool).all()
+    assert torch.empty(3, dtype=torch.int8).eq(126).all()
+
+
+@needs_compiler
+@each_dtype
+def test_compiled_agrees_on_every_criterion(dtype, monkeypatch):
+    """Compiling takes a second: the edges of the matrices are left to the reference, and one kernel serves the rest."""
+    monkeypatch.setattr(compiled, "WORTH", 20000)
+    scopes = matrices(dtype)
+    for criterion in SHIPPED.values():
+        check_agreement("compiled", criterion, scopes)
+
+
+@needs_compiler
+def test_compiled_agrees_on_every_layout(monkeypatch):
+    """The sizes from which a compiled kernel pays are put down to what the awkward parameters have."""
+    monkeypatch.setattr(compiled, "WORTH", 1)
+    check_agreement("compiled", Taylor(), in_turn())
+
+
+@needs_compiler
+def test_compiled_agrees_on_random_flows(monkeypatch):
+    monkeypatch.setattr(compiled, "WORTH", 20000)
+    dtypes = cycle(DTYPES)
+
+    @settings(max_examples=5, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(flows())
+    def law(flow):
+        check_agreement("compiled", criterion_of(flow, kept=State()), matrices(next(dtypes)))
+
+    law()
+
+
+@needs_compiler
+def test_stages_are_compiled_each_for_itself_and_beyond_their_variants_run_plain(monkeypatch):
+    """Two stages with one variant each; a second variant of the first is left to the reference."""
+    monkeypatch.setattr(compiled, "WORTH", 1)
+    monkeypatch.setattr(compiled, "VARIANTS", 1)
+    folds = [((Ref(0), kind),) for kind in ("max", "min")]
+    highest, lowest = (Stage(1, (Step("sub", (Ref(0), 0.125)),), fold) for fold in folds)
+    window = torch.randn(4, 3, 5, 2)
+    for stage, values in product([highest, lowest], [window, window[:, :, :1, :1], window.bfloat16()]):
+        torch.testing.assert_close(compiled.fold(stage, [values]), reference.fold(stage, [values]))
+
+
+def test_the_choice_of_a_lowering():
+    cpu = torch.device("cpu")
+    assert block_score.choose(cpu, 1000) is reference.fold
+    assert block_score.choose(cpu, 1000, "compiled") is compiled.fold
+    if compiled.has_compiler():
+        assert block_score.choose(cpu, block_score.PAYS) is compiled.fold
+
+
+def test_without_a_compiler_the_plain_lowering_is_chosen_and_the_compiled_one_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    compiled.has_compiler.cache_clear()
+    try:
+        assert block_score.choose(torch.device("cpu"), 1 << 30) is reference.fold
+        with pytest.raises(FlowError, match=r"'compiled' needs a C\+\+ compiler"):
+            block_score.check_lowering("compiled")
+    finally:
+        compiled.has_compiler.cache_clear()
