@@ -143,12 +143,12 @@ class BlockSpec(SparseBlock):
 
     def expand_block_tensor(self, grid: Tensor) -> Tensor:
         """A grid over the elements of its blocks, `(B0, B1, …, b0, b1, …)` as `block_view` has it; no copy."""
-        thin = self._from_grid(self, grid)[(..., *(None,) * self.grid_ndim)]
+        thin = self.grid_of(self, grid)[(..., *(None,) * self.grid_ndim)]
         return thin.expand(*self.grid_shape, *self.shape)
 
     def broadcast_block_to_element(self, grid: Tensor, fake: bool = False) -> Tensor:
         """A grid spread over the weights, in the view's shape; `fake` only inserts dimensions of size 1."""
-        self._from_grid(self, grid)
+        self.grid_of(self, grid)
         return View.broadcast_block_to_element(grid, self.shape, fake=True) if fake else self.expand_to_elements(grid)
 
     def expand_to_elements(self, grid: Tensor) -> Tensor:

@@ -163,8 +163,12 @@ def _reaches_a_gap(layout: Layout, base: Layout) -> bool:
 def restride(layout: Layout, old: Layout, new: Layout) -> Layout:
     """The same elements of a base when the base, of the same shape, moves to other strides.
 
+    A layout follows its base where each of its dimensions moves along the base's dimensions, alone or counting on
+    from one into the next. A diagonal crosses them: it is refused, though strides may reach its elements.
+
     Raises:
-        LayoutError: where no strides reach those elements in the new base.
+        LayoutError: where the layout does not move along the dimensions of the base, or no strides reach its
+            elements in the new one.
     """
     if layout == old:
         return new

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from sparse_lightning.errors import LayoutError
@@ -50,7 +50,7 @@ class Layout:
             raise LayoutError(f"shape {sizes} has a negative size")
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "stride", strides)
-        object.__setattr__(self, "offset", operator.index(offset))
+        object.__setattr__(self, "offset", _integer("offset", offset))
 
     def __call__(self, coord: Sequence[int]) -> int:
         """The offset of a coordinate, `offset + Σ coord · stride`."""
@@ -59,14 +59,15 @@ class Layout:
         return self.offset + sum(x * s for x, s in zip(coord, self.stride, strict=True))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and self._function() == other._function()
+        return isinstance(other, Layout) and self._function == other._function
 
     def __hash__(self) -> int:
-        return hash(self._function())
+        return hash(self._function)
 
     def __repr__(self) -> str:
         return f"Layout({self.shape}, stride={self.stride}, offset={self.offset})"
 
+    @cached_property
     def _function(self) -> tuple[object, ...]:
         if not self.numel:
             return (self.shape,)
@@ -206,6 +207,10 @@ class Layout:
 
     def positive(self) -> tuple[Layout, tuple[int, ...]]:
         """The window without negative strides, and the dimensions that it counts the other way round."""
+        return self._positive
+
+    @cached_property
+    def _positive(self) -> tuple[Layout, tuple[int, ...]]:
         if not self.numel:
             return Layout(self.shape, [max(s, 0) for s in self.stride], max(self.offset, 0)), ()
         flipped = tuple(d for d, (n, s) in enumerate(zip(self.shape, self.stride, strict=True)) if s < 0 and n > 1)
@@ -220,8 +225,8 @@ class Layout:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
-        """The layout of a tensor in its storage."""
-        return cls(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        """The layout of a tensor in its storage; made once for all tensors that lie alike."""
+        return _interned(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def on(self, tensor: torch.Tensor) -> torch.Tensor:
         """The elements that this layout reaches in the storage of a tensor; see `sparse_lightning.window`."""
@@ -298,6 +303,11 @@ def is_chained(outer: tuple[int, int], inner: tuple[int, int]) -> bool:
 
 
 @lru_cache(maxsize=4096)
+def _interned(shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Layout:
+    return Layout(shape, stride, offset)
+
+
+@lru_cache(maxsize=4096)
 def _is_injective(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     if 0 in shape:
         return True
@@ -314,6 +324,13 @@ def _integers(what: str, values: Sequence[int]) -> tuple[int, ...]:
         return tuple(operator.index(v) for v in values)
     except TypeError:
         raise LayoutError(f"{what} {values!r} is not a sequence of integers") from None
+
+
+def _integer(what: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise LayoutError(f"{what} {value!r} is not an integer") from None
 
 
 def _fill_in(sizes: tuple[int, ...], numel: int) -> tuple[int, ...]:

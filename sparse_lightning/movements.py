@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Movement(NamedTuple):
     """One view operation: `reshape`, `permute`, `slice`, `flip`, `expand` or `as_strided`, and its arguments.
 
-    On a tensor all are views but `flip`, which copies: torch has no negative strides.
+    On a plain tensor all are views but `flip`, which copies: torch has no negative strides. On a DTensor a `slice` of a
+    sharded dimension copies too: it gathers that dimension first.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Movement(NamedTuple):
         return moved
 
     def of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor after the movement: a view, but for `flip`."""
+        """The tensor after the movement: a view where the class says so."""
         if self.name == "slice":
             dim, start, stop, step = self.args
             return tensor[(slice(None),) * dim + (slice(start, stop, step),)]

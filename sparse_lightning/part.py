@@ -85,6 +85,10 @@ class BlockPart:
         for window, here in self._windows(mask):
             block_apply.fill_(window, here)
 
+    def fillers(self, mask: Tensor) -> list[Callable[[], None]]:
+        """What `fill_` does, as functions to be called again and again while tensor and mask stay as they are."""
+        return [block_apply.filler(window, here) for window, here in self._windows(mask)]
+
     def scale_(self, multiplier: Tensor) -> None:
         """Each block times its grid value."""
         for window, here in self._windows(multiplier):

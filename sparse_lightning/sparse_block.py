@@ -77,6 +77,11 @@ class SparseBlock(ABC):
         """How many blocks hold a weight of magnitude above `eps`, or one that is not a number."""
         return int((~(self.norms(p=math.inf) <= eps)).sum())
 
+    def zeros(self) -> Tensor:
+        """How many weights lie in blocks that are wholly zero: a whole number, on the device of the weights."""
+        zero = self.norms(p=math.inf) == 0
+        return self.block_sizes().to(zero.device).masked_fill(~zero, 0).sum()
+
     def norms(self, values: Values = None, p: float = 2) -> Tensor:
         """The p-norm of each block: a grid; fp32 for the narrower floats."""
         return self._reduce(values, norm(p))
@@ -151,16 +156,16 @@ class SparseBlock(ABC):
     def apply_mask(self, mask: Tensor, values: Values = None) -> None:
         """Fill the blocks with zero where the mask is True, in place: exactly +0.0, whatever was there."""
         for spec in self.blocks():
-            spec.part(self._values_of(spec, values)).fill_(self._from_grid(spec, mask))
+            spec.part(self._values_of(spec, values)).fill_(self.grid_of(spec, mask))
 
     def apply_multiplier(self, multiplier: Tensor, values: Values = None) -> None:
         """Multiply each block by its grid value, in place."""
         for spec in self.blocks():
-            spec.part(self._values_of(spec, values)).scale_(self._from_grid(spec, multiplier))
+            spec.part(self._values_of(spec, values)).scale_(self.grid_of(spec, multiplier))
 
     def get_masks(self, block_mask: Tensor) -> dict[BlockSpec, Tensor]:
         """A mask of blocks as masks of weights, of the shape of each spec's view."""
-        return {spec: spec.expand_to_elements(self._from_grid(spec, block_mask)) for spec in self.blocks()}
+        return {spec: spec.expand_to_elements(self.grid_of(spec, block_mask)) for spec in self.blocks()}
 
     def hard_threshold(self, thresholds: Thresholds, values: Values = None) -> Tensor:
         """Zero the blocks whose 2-norm is below their threshold, in place; gives the mask.
@@ -193,7 +198,8 @@ class SparseBlock(ABC):
     def _to_grid(self, spec: BlockSpec, grid: Tensor) -> Tensor:
         return grid.permute(self.order_of(spec))
 
-    def _from_grid(self, spec: BlockSpec, grid: Tensor) -> Tensor:
+    def grid_of(self, spec: BlockSpec, grid: Tensor) -> Tensor:
+        """A grid of this block as the grid of one of its specs."""
         if tuple(grid.shape) != self.grid_shape:
             raise LayoutError(f"values of shape {tuple(grid.shape)} for the grid {self.grid_shape} of {self}")
         return grid.permute(inverse(self.order_of(spec)))

@@ -284,6 +284,8 @@ REFUSALS = [
     (lambda: Layout((2, -3)), "shape (2, -3) has a negative size"),
     (lambda: Layout((2, 1.5)), "shape (2, 1.5) is not a sequence of integers"),
     (lambda: Layout((2,), (0.5,)), "stride (0.5,) is not a sequence of integers"),
+    (lambda: Layout((1,), (1,), 1.5), "offset 1.5 is not an integer"),
+    (lambda: Layout((1,), offset=None), "offset None is not an integer"),
     (lambda: Layout((2, 3))((2, 0)), "coordinate (2, 0) lies outside of shape (2, 3)"),
     (lambda: Layout((2, 3))((0, -1)), "coordinate (0, -1) lies outside of shape (2, 3)"),
     (lambda: Layout((2, 3))((1,)), "coordinate (1,) lies outside of shape (2, 3)"),

@@ -5,6 +5,9 @@ A window is `(n0, l0, n1, l1, …)`: blocks and their elements in turn, strides 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from torch import Tensor
 
 from sparse_lightning.kernels.availability import TRITON_DTYPES, takes_triton
@@ -21,6 +24,13 @@ def fill_(window: Tensor, mask: Tensor) -> None:
         triton.fill_(window, mask)
     else:
         reference.fill_(window, mask)
+
+
+def filler(window: Tensor, mask: Tensor) -> Callable[[], None]:
+    """A `fill_` that is repeated at every step: what can be worked out once is."""
+    if window.device.type == "cpu" and window.element_size() in cpu.INTEGERS and cpu.is_long(window):
+        return cpu.filler(window, mask)
+    return partial(fill_, window, mask)
 
 
 def scale_(window: Tensor, multiplier: Tensor) -> None:
