@@ -15,6 +15,10 @@ class CouplingError(SparseLightningError, ValueError):
     """Grids that cannot be laid on one another."""
 
 
+class PatternError(SparseLightningError, ValueError):
+    """A pattern that names nothing in the model, or what another pattern has claimed."""
+
+
 class FlowError(SparseLightningError, ValueError):
     """A scoring program that does not fit together, or that asks for what is not there."""
 

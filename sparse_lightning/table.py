@@ -29,14 +29,25 @@ def table(scopes: Iterable[SparseScope]) -> str:
         ----  --  ---------  -----  -----  ----  -----  ------  ------------  -------------
         2:4   fc  8×16       whole  1×1    8×16  1×4        32             4              1
     """
-    rows = [row for scope in scopes for row in _scope_rows(scope)]
-    rule = ["-" * max(len(row[i]) for row in [HEADINGS, *rows]) for i in range(len(HEADINGS))]
-    return "\n".join(_line(row, [len(dashes) for dashes in rule]) for row in [HEADINGS, rule, *rows])
+    return aligned(HEADINGS, [row for scope in scopes for row in _scope_rows(scope)], NUMBERS)
 
 
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    columns = zip(HEADINGS, row, widths, strict=True)
-    return "  ".join(text.rjust(n) if title in NUMBERS else text.ljust(n) for title, text, n in columns).rstrip()
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> str:
+    """Rows of text below their headings, in columns; those of numbers to the right.
+
+    Example:
+        >>> print(aligned(["name", "n"], [["up", "12"]], numbers=["n"]))
+        name   n
+        ----  --
+        up    12
+    """
+    widths = [max(len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
+    lines = []
+    for row in [headings, ["-" * n for n in widths], *rows]:
+        cells = zip(headings, row, widths, strict=True)
+        texts = [text.rjust(n) if title in numbers else text.ljust(n) for title, text, n in cells]
+        lines.append("  ".join(texts).rstrip())
+    return "\n".join(lines)
 
 
 def _scope_rows(scope: SparseScope) -> list[tuple[str, ...]]:

@@ -1,0 +1,56 @@
+"""Custom: scopes from a function of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from sparse_lightning.errors import PatternError
+from sparse_lightning.names import Names
+from sparse_lightning.patterns.pattern import Attachment, Pattern
+from sparse_lightning.scope import SparseScope
+
+
+@dataclass(frozen=True)
+class Custom(Pattern):
+    """The scopes that a function makes of the model.
+
+    A scope goes by its own name, or by that of its first parameter.
+
+    Args:
+        fn: gets the model, returns a scope or a list of scopes on its parameters.
+
+    Example:
+        >>> from sparse_lightning import BlockSpec, ScopeSpec
+        >>> halves = Custom(lambda model: ScopeSpec(BlockSpec(model.weight, (-1, 2))))
+        >>> [found.name for found in halves.resolve(Names(nn.Linear(4, 4)))]
+        ['weight']
+    """
+
+    fn: Callable[[nn.Module], SparseScope | Sequence[SparseScope]]
+
+    label: ClassVar[str] = "custom"
+
+    def resolve(self, names: Names) -> list[Attachment]:
+        """A scope for each that the function gives."""
+        made = self.fn(names.model)
+        scopes = [made] if isinstance(made, SparseScope) else list(made)
+        if not scopes:
+            raise PatternError(f"{self} gives no scopes for {type(names.model).__name__}: let it return at least one")
+        return [self._attach(names, scope) for scope in scopes]
+
+    def _attach(self, names: Names, scope: SparseScope) -> Attachment:
+        if not isinstance(scope, SparseScope):
+            raise PatternError(
+                f"{self} returns {scope!r}: let it return a ScopeSpec or a ScopeCoupling, or a list of them"
+            )
+        for parameter in scope.parameters():
+            if names.name_of(parameter) is None:
+                raise PatternError(
+                    f"{self} returns {scope} on a tensor of shape {tuple(parameter.shape)} that is no parameter of the "
+                    "model: use the parameters of the model that the function gets"
+                )
+        return Attachment(scope.name or str(names.name_of(scope.parameters()[0])), self.label, scope)

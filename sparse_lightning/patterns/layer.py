@@ -1,0 +1,132 @@
+"""Layer: a weight as outputs by inputs, however its module stores it; and how globs find layers in pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from torch import Tensor
+
+from sparse_lightning.errors import PatternError
+from sparse_lightning.layout import Layout
+from sparse_lightning.names import Names, nearest
+from sparse_lightning.patterns.pattern import Pattern
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weight, its bias, and how the two dimensions of outputs and inputs lie in it.
+
+    Args:
+        name: of the weight.
+        weight: the parameter.
+        bias_name: of the bias; None without one.
+        bias: the parameter.
+        transposed: inputs come first, as in transposed convolutions and in Hugging Face's Conv1D.
+        groups: of a convolution.
+    """
+
+    name: str
+    weight: Tensor
+    bias_name: str | None = None
+    bias: Tensor | None = None
+    transposed: bool = False
+    groups: int = 1
+
+    @classmethod
+    def at(cls, names: Names, name: str) -> Layer:
+        """The layer whose weight has this name."""
+        module = names.modules.get(name.rpartition(".")[0])
+        bias_name = f"{name.removesuffix('weight')}bias" if name.endswith("weight") else ""
+        bias = names.parameters.get(bias_name)
+        transposed = type(module).__name__ == "Conv1D" or getattr(module, "transposed", False) is True
+        groups = int(getattr(module, "groups", 1))
+        return cls(name, names.parameters[name], bias_name if bias is not None else None, bias, transposed, groups)
+
+    @property
+    def title(self) -> str:
+        """The name of the module, where the weight is called `weight`."""
+        return self.name.removesuffix(".weight")
+
+    def upright(self) -> Layout:
+        """Outputs first, then inputs, as the weight has them without regard to groups."""
+        layout = Layout.of(self.weight)
+        return layout.permute((1, 0, *range(2, layout.ndim))) if self.transposed else layout
+
+    def rows(self) -> Layout:
+        """The weights that make each output: `(outputs, …)`."""
+        layout = Layout.of(self.weight)
+        return _second_first(layout, self.groups) if self.transposed else layout
+
+    def columns(self) -> Layout:
+        """The weights that read each input: `(inputs, …)`."""
+        layout = Layout.of(self.weight)
+        return layout if self.transposed else _second_first(layout, self.groups)
+
+
+def _second_first(layout: Layout, groups: int) -> Layout:
+    """The second dimension, which each group counts anew, as one through all groups, and in the first place."""
+    apart = layout.split(0, (groups, -1))
+    return apart.permute((0, 2, 1, *range(3, apart.ndim))).merge((0, 1))
+
+
+def find_layers(pattern: Pattern, names: Names, glob: str) -> list[tuple[Layer, tuple[str, ...]]]:
+    """The layers that a glob of modules, or of weights, names, and what its wildcards stand for in each."""
+    modules = {f"{name}.weight".lstrip("."): text for name, text in names.find_modules(glob).items()}
+    found = {name: text for name, text in modules.items() if name in names.parameters} or names.find(glob)
+    if not found:
+        known = [*names.parameters, *(name for name in names.modules if f"{name}.weight" in names.parameters)]
+        raise PatternError(f"{pattern}: {glob!r} matches no layer with a weight{nearest(glob, known)}")
+    return [(Layer.at(names, name), text) for name, text in found.items()]
+
+
+def find_by_text(pattern: Pattern, names: Names, glob: str) -> dict[tuple[str, ...], Layer]:
+    """The layers that a glob names, by what its wildcards stand for."""
+    layers: dict[tuple[str, ...], Layer] = {}
+    for layer, text in find_layers(pattern, names, glob):
+        if text in layers:
+            raise PatternError(
+                f"{pattern}: {glob!r} matches both {layers[text].name} and {layer.name}, with the same text {text} for "
+                "its wildcards. Layers are paired by that text: name one of them, or add a wildcard or a group"
+            )
+        layers[text] = layer
+    return layers
+
+
+def partner(
+    pattern: Pattern, layer: Layer, text: tuple[str, ...], role: str, found: dict[tuple[str, ...], Layer]
+) -> Layer:
+    """The layer of another role for which the wildcards stand for the same text."""
+    if text not in found:
+        raise PatternError(
+            f"{pattern}: {layer.title} is paired with the layer of {role} whose wildcards stand for {text}, and there "
+            f"is none: {role} has {', '.join(map(str, list(found)[:3]))}. Make both name the same places"
+        )
+    return found[text]
+
+
+def find_together(pattern: Pattern, names: Names, globs: dict[str, str | None]) -> list[dict[str, Layer]]:
+    """The layers of all roles for each text of the wildcards, every role with one; tied layers once."""
+    found = {role: find_by_text(pattern, names, glob) for role, glob in globs.items() if glob is not None}
+    texts = {text: layer for layers in found.values() for text, layer in layers.items()}
+    return once(
+        [
+            {role: partner(pattern, layer, text, role, layers) for role, layers in found.items()}
+            for text, layer in texts.items()
+        ]
+    )
+
+
+def once(groups: Sequence[dict[str, Layer]]) -> list[dict[str, Layer]]:
+    """Groups of layers without those that have the same, tied weights as an earlier one."""
+    kept: dict[tuple[int, ...], dict[str, Layer]] = {}
+    for group in groups:
+        kept.setdefault(tuple(id(layer.weight) for layer in group.values()), group)
+    return list(kept.values())
+
+
+def common_owner(*layers: Layer) -> str:
+    """The name of the innermost module that holds all of these layers."""
+    levels = zip(*(layer.title.split(".")[:-1] for layer in layers), strict=False)
+    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
