@@ -1,0 +1,5 @@
+"""Lightning adapters."""
+
+from sparse_lightning.callbacks.sparsity import SparsityCallback
+
+__all__ = ["SparsityCallback"]

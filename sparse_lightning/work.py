@@ -1,0 +1,379 @@
+"""Work: the settings of a Sparsifier at work on one model.
+
+Data flow of an optimizer step:
+
+1. `update`, when gradients are there and not yet clipped. Where the schedule has an update, the criterion scores all
+   blocks, the budget says how many each scope keeps, the method chooses which, and the blocks that change are zeroed
+   in the weights and in the optimizer's state.
+2. `mask_gradients`, where something reads the gradients of several weights together, as clipping does.
+3. The optimizer makes its step.
+4. A hook of the optimizer zeroes the pruned blocks in the weights, before anything else can read them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from sparse_lightning import masks as packed
+from sparse_lightning.attached import Attached
+from sparse_lightning.block import BlockSpec
+from sparse_lightning.budgets import Budget, Contender
+from sparse_lightning.errors import CheckpointError, FlowError, PatternError, ScoreWarning
+from sparse_lightning.flow import Criterion, Scorer, Sources
+from sparse_lightning.input_norms import TrainingInputNorms
+from sparse_lightning.methods import Case, Method
+from sparse_lightning.names import Names, nearest
+from sparse_lightning.optimizer_state import reset_blocks, restart_blocks
+from sparse_lightning.patterns import Pattern, resolve
+from sparse_lightning.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a Sparsifier was told; its docstring explains each."""
+
+    patterns: Sequence[Pattern]
+    schedule: Schedule
+    criterion: Criterion
+    method: Method
+    budget: Budget
+    update_every: int
+    seed: int
+    lowering: str | None
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update did.
+
+    Args:
+        step: the optimizer steps that were made before it.
+        target: the sparsity that the schedule asked for.
+        churn: the share of all blocks that were pruned or grown.
+    """
+
+    step: int
+    target: float
+    churn: float
+
+
+class Work:
+    """Masks on a model: updated, held after each step of its optimizers, saved and loaded.
+
+    Args:
+        settings: what to do.
+        model: where the patterns look for parameters.
+        optimizers: all that change its parameters.
+        total_steps: how long the run is, for schedules that are given as parts of it.
+    """
+
+    def __init__(
+        self, settings: Settings, model: nn.Module, optimizers: Sequence[Optimizer], total_steps: int | None
+    ) -> None:
+        self.settings = settings
+        self.plan = settings.schedule.resolve(total_steps)
+        self.step, self.last_update = 0, _NEVER
+        self._owed = False
+        self._optimizers = [innermost(optimizer) for optimizer in optimizers]
+        self.attached = [Attached(attachment) for attachment in resolve(settings.patterns, model)]
+        self._names = {id(param): name for name, param in reversed(Names(model).parameters.items())}
+        self._scorer = self._scorer_of(settings.criterion, settings.seed)
+        growth = settings.method.growth
+        self._growth = self._scorer_of(growth, settings.seed + 1) if growth else None
+        self._members: dict[int, tuple[int, list[Attached]]] = {}
+        self._prepared: set[int] = set()
+        self._grown: list[tuple[BlockSpec, Tensor]] = []
+        self._norms: TrainingInputNorms | None = None
+        self._handles: list[Any] = []
+        self._watch(model)
+
+    def _scorer_of(self, criterion: Criterion, seed: int) -> Scorer:
+        scorer = Scorer(criterion, self.attached[0].device, self.settings.lowering, seed)
+        for a in self.attached:
+            scorer.attach(a.name, a.scope)
+        return scorer
+
+    def _watch(self, model: nn.Module) -> None:
+        """Check that scores will find what they read, and put the hooks in place."""
+        names = self._scorer.program.names() | (self._growth.program.names() if self._growth else set())
+        self._check_gradients(names)
+        self.settings.budget.check_overrides([a.name for a in self.attached])
+        if "input_norm" in names:
+            self._norms = TrainingInputNorms(model, self._parameters())
+        try:
+            self._scorer.check(self._sources(0.0))
+        except FlowError:
+            self.close()
+            raise
+        self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
+
+    def _check_gradients(self, names: set[str]) -> None:
+        frozen = [a.name for a in self.attached for p in a.parameters() if not p.requires_grad]
+        if "grad" in names and frozen:
+            criterion, method = type(self.settings.criterion).__name__, type(self.settings.method).__name__
+            raise FlowError(
+                f"{criterion} with {method} needs gradients, and {frozen[0]} is frozen: leave it out of the patterns, "
+                "or choose a criterion and a method that read weights alone"
+            )
+
+    def close(self) -> None:
+        """Take the hooks off the model and its optimizers."""
+        for handle in self._handles:
+            handle.remove()
+        if self._norms is not None:
+            self._norms.close()
+
+    def _parameters(self) -> list[Tensor]:
+        return [param for a in self.attached for param in a.parameters()]
+
+    def masks(self) -> dict[str, Tensor]:
+        """The mask of each grid of blocks, by name."""
+        return {name: mask for a in self.attached for name, mask in a.masks.items()}
+
+    def final_sparsities(self) -> dict[str, str]:
+        """The sparsity that each attachment is to reach, as text; where scores decide, what it shares with others."""
+        budget, final, zero = self.settings.budget, self.plan.final, torch.zeros(())
+        contenders = [Contender(a.name, a.scope, zero.expand(_gathered_shape(a)), a.final) for a in self.attached]
+        texts = {c.name: f"{final:.4g} shared" for c in contenders if budget.own(c) is None}
+        apart = [c for c in contenders if budget.own(c) is not None or not budget.compares]
+        for c, keep in zip(apart, budget.split(apart, final, final) if apart else [], strict=True):
+            texts[c.name] = f"{1 - float(keep.double().mean()) / c.scope.numblk_per_scope():.4g}"
+        return texts
+
+    def update(self, optimizer: Optimizer | None) -> None:
+        """Update the masks where it is time; None means all optimizers."""
+        chosen = self._chosen(optimizer)
+        if any(o is self._leader() for o in chosen) and self._is_due():
+            self._update()
+        self._prepared.update(id(o) for o in chosen)
+
+    def mask_gradients(self, optimizer: Optimizer | None) -> None:
+        """Zero the pruned blocks of the gradients that an optimizer, or all of them, will read."""
+        for o in self._chosen(optimizer):
+            for a in self._attached_to(o):
+                a.hold_in(_dense_gradient)
+
+    def _chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
+        return self._optimizers if optimizer is None else [innermost(optimizer)]
+
+    def hold(self) -> None:
+        """Zero all pruned blocks in the weights."""
+        for a in self.attached:
+            a.hold()
+
+    def mask_copy(self, module: nn.Module) -> None:
+        """Zero all pruned blocks in a copy of the model."""
+        copied = Names(module.module if isinstance(module, AveragedModel) else module).parameters
+        for name in [self._names[id(param)] for param in self._parameters()]:
+            if name not in copied:
+                raise PatternError(
+                    f"{type(module).__name__} is no copy of the model: it has no {name}{nearest(name, copied)}"
+                )
+        for a in self.attached:
+            a.hold_in(lambda spec: copied[self._names[id(spec.param)]])
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # What grows in a late update has its first step yet to come.
+        grown, self._grown = self._grown, []
+        if id(optimizer) not in self._prepared:
+            self.update(optimizer)
+        self._prepared.discard(id(optimizer))
+        self._grown += [(spec, grid) for spec, grid in grown if not restart_blocks(optimizer, spec, grid)]
+        # The last parameters that the optimizer wrote are still in the cache.
+        for a in reversed(self._attached_to(optimizer)):
+            self.settings.method.after_step(a.scope, a.memory)
+            a.hold()
+        if optimizer is self._leader():
+            self.step += 1
+
+    def _leader(self) -> Optimizer | None:
+        """The optimizer whose steps count: the last that changes an attached parameter."""
+        last = self._optimizers[-1] if self._optimizers else None
+        return next((o for o in reversed(self._optimizers) if self._attached_to(o)), last)
+
+    def _attached_to(self, optimizer: Optimizer) -> list[Attached]:
+        """What is attached to parameters of an optimizer, found anew when parameters are added to it."""
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        known = self._members.get(id(optimizer))
+        if known is None or known[0] != count:
+            params = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            mine = [a for a in self.attached if any(id(p) in params for p in a.parameters())]
+            known = self._members[id(optimizer)] = (count, mine)
+        return known[1]
+
+    def _is_due(self) -> bool:
+        if self.last_update.step == self.step:
+            return False  # the step of this update was skipped, as a GradScaler does: it is not made twice
+        return self._owed or self.plan.is_update(self.step, self.settings.update_every)
+
+    def _update(self) -> None:
+        target = self.plan(self.step)
+        scores = self._scores(self._scorer, target)
+        growth = self._scores(self._growth, target) if self._growth else []
+        self._owed = scores is None or growth is None
+        if scores is None or growth is None:
+            return
+        changed, total = 0, 0
+        for a, case in zip(self.attached, self._cases(scores, growth, target), strict=True):
+            changed += self._decide(a, case)
+            total += a.scope.numblk()
+        if self._norms is not None:
+            self._norms.reset()
+        self.last_update = Update(self.step, target, changed / total)
+
+    def _scores(self, scorer: Scorer, target: float) -> list[Tensor] | None:
+        """The scores of each attachment, gathered by scope; None where there are none to go by, with a warning."""
+        without = [a.name for a in self.attached for p in a.parameters() if p.grad is None]
+        if "grad" in scorer.program.names() and without:
+            self._postpone(without, "have no gradient")
+            return None
+        proposal = scorer.propose(self._sources(target))
+        blocks = [pair for a in self.attached for pair in a.blocks.items()]
+        broken = [name for name, block in blocks if not proposal.scores[block].isfinite().all()]
+        if broken:
+            self._postpone(broken, "have scores that are not finite")
+            return None
+        scorer.commit(proposal)
+        return [a.scope.gather(proposal.scores) for a in self.attached]
+
+    def _postpone(self, names: list[str], why: str) -> None:
+        warnings.warn(
+            f"{', '.join(dict.fromkeys(names))} {why} at step {self.step}: the masks stay as they are, and the update "
+            "is tried again at the next step",
+            ScoreWarning,
+            stacklevel=2,
+        )
+
+    def _sources(self, target: float) -> Sources:
+        norms = {} if self._norms is None else self._norms
+        return Sources(self._optimizers, norms, step=self.step, target=target)
+
+    def _cases(self, scores: list[Tensor], growth: list[Tensor], target: float) -> Iterator[Case]:
+        """What the method decides on, for each attachment."""
+        masks = [a.gathered_mask() for a in self.attached]
+        contenders = self._contenders(scores, masks)
+        keeps = [self.settings.budget.split(contenders, t, self.plan.final) for t in self._targets_ahead()]
+        begin, end = self.plan.span
+        progress = min(1.0, max(0, self.step - begin) / max(1, end - begin))
+        for i, a in enumerate(self.attached):
+            kept, pull = [keep[i] for keep in keeps], growth[i] if growth else None
+            every = self.settings.update_every
+            yield Case(a.scope, contenders[i].scores, masks[i], kept, pull, a.memory, target, progress, every)
+
+    def _contenders(self, scores: list[Tensor], masks: list[Tensor]) -> list[Contender]:
+        """The scores as the budget compares them, pruned blocks behind all others."""
+        found = []
+        for a, given, mask in zip(self.attached, scores, masks, strict=True):
+            exponent = self.settings.criterion.size_exponent
+            ranked = self.settings.budget.rank(Contender(a.name, a.scope, given, a.final, exponent))
+            found.append(Contender(a.name, a.scope, ranked.masked_fill(mask, -torch.inf), a.final, exponent))
+        return found
+
+    def _targets_ahead(self) -> Iterable[float]:
+        """The target of this update, and of those that follow as far as the method looks ahead."""
+        end = max(self.step, self.plan.span[1])
+        for i in range(self.settings.method.ahead + 1):
+            yield self.plan(min(end, self.step + i * self.settings.update_every))
+
+    def _decide(self, a: Attached, case: Case) -> int:
+        """Choose the new mask and bring weights and optimizer state in line; gives how many blocks changed."""
+        method = self.settings.method
+        mask = method.choose(case)
+        memory = method.remember(case, mask)
+        before = a.set_mask(mask)
+        changed = {name: before[name] ^ a.masks[name] for name in before}
+        for spec, grid in a.where(changed):
+            spec.apply_mask(grid)  # what is pruned becomes zero, and what grows starts there
+            reset_blocks(self._optimizers, spec, grid)
+        method.change(case, memory)
+        a.memory = memory
+        self._grown += a.where({name: before[name] & ~a.masks[name] for name in before})
+        return sum(int(grid.sum()) for grid in changed.values())
+
+    def seek(self, step: int) -> None:
+        """Go to a step of the schedule; where that passes over an update, one is owed."""
+        self._owed = self._owed or any(
+            self.plan.is_update(i, self.settings.update_every) for i in range(self.step, step)
+        )
+        self.step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masks, state of the flow, and the place in the schedule: tensors and numbers only."""
+        return {
+            "step": self.step,
+            "owed": self._owed,
+            "last_update": dict(vars(self.last_update)),
+            "masks": packed.pack_all(self.masks()),
+            "memory": {a.name: a.memory.cpu() for a in self.attached if a.memory is not None},
+            "scorer": self._scorer.state_dict(),
+            "growth": self._growth.state_dict() if self._growth else None,
+            "input_norms": self._norm_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave, and hold the masks."""
+        grids = {name: block.grid_shape for a in self.attached for name, block in a.blocks.items()}
+        masks = packed.unpack_all(state["masks"], grids)
+        if (state["growth"] is None) != (self._growth is None):
+            raise CheckpointError(
+                f"the checkpoint was not saved by {type(self.settings.method).__name__}: only one of the two lets "
+                "blocks grow. Resume with the method it was saved with"
+            )
+        self._scorer.load_state_dict(state["scorer"])
+        if self._growth:
+            self._growth.load_state_dict(state["growth"])
+        for a in self.attached:
+            a.set_masks({name: masks[name] for name in a.blocks})
+            memory = state["memory"].get(a.name)
+            a.memory = None if memory is None else memory.to(a.device)
+        self._load_norm_state(state["input_norms"])
+        self.step, self._owed = int(state["step"]), bool(state["owed"])
+        self.last_update = Update(**state["last_update"])
+        self.hold()
+
+    def _norm_state(self) -> dict[str, Tensor]:
+        if self._norms is None:
+            return {}
+        return {self._names[id(weight)]: squares.cpu() for weight, squares in self._norms.squares.items()}
+
+    def _load_norm_state(self, state: Mapping[str, Tensor]) -> None:
+        if self._norms is not None:
+            by_name = {self._names[id(p)]: p for p in self._parameters()}
+            self._norms.squares = {by_name[name]: s.to(by_name[name].device) for name, s in state.items()}
+
+
+_NEVER = Update(step=-1, target=0.0, churn=0.0)
+"""The update before the first."""
+
+
+def rewound(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with its schedule at the start again, and the masks as they are."""
+    return {**state, "step": 0, "owed": False, "last_update": dict(vars(_NEVER))}
+
+
+def masks_in(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The masks that a state holds."""
+    return {name: packed.unpack(entry["bits"], entry["shape"]) for name, entry in state.get("masks", {}).items()}
+
+
+def _gathered_shape(a: Attached) -> tuple[int, ...]:
+    return (*a.scope.grid_shape, a.scope.numblk_per_scope())
+
+
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """The torch optimizer inside of what Fabric and others wrap around it."""
+    inner = getattr(optimizer, "optimizer", None)
+    return innermost(inner) if isinstance(inner, Optimizer) else optimizer
+
+
+def _dense_gradient(spec: BlockSpec) -> Tensor | None:
+    grad = spec.param.grad
+    return grad if grad is not None and grad.layout == torch.strided else None
