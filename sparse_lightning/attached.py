@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sparse_lightning.block import BlockSpec
+from sparse_lightning.distributed import held
 from sparse_lightning.patterns import Attachment
 from sparse_lightning.sparse_block import SparseBlock
 
@@ -61,7 +62,7 @@ class Attached:
         """Zero the pruned blocks of the weights. It is called after every step, so what to write where is kept."""
         for name in self._pruned:
             for spec in self.blocks[name].blocks():
-                place = _place(spec.param)
+                place = _place(held(spec.param))
                 known = self._fillers.get(spec)
                 if known is None or known[0] != place:
                     grid = self.blocks[name].grid_of(spec, self.masks[name])
@@ -86,6 +87,6 @@ class Attached:
                     yield spec, self.blocks[name].grid_of(spec, grid)
 
 
-def _place(param: Tensor) -> tuple[object, ...]:
-    """Where the elements of a parameter are: another place means another tensor to write to."""
-    return param.data_ptr(), param.shape, param.stride(), param.dtype
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    """Where the elements of a tensor are: another place means another tensor to write to."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

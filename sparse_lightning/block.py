@@ -9,9 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sparse_lightning.distributed import complete, local_like, local_part
 from sparse_lightning.errors import CouplingError, LayoutError
+from sparse_lightning.kernels.block_score.stage import Stage
 from sparse_lightning.layout import Layout, check_division, grid_shape, resolve_block_shape
-from sparse_lightning.part import BlockPart
+from sparse_lightning.part import BlockPart, Fold
 from sparse_lightning.patch import Box
 from sparse_lightning.sparse_block import SparseBlock, Values, inverse, joined
 from sparse_lightning.view import View
@@ -125,9 +127,25 @@ class BlockSpec(SparseBlock):
             lengths.append((high - low) // (where.stop - where.start))
         return View(view.param, layout.shape, layout.stride, layout.offset), tuple(lengths)
 
-    def part(self, values: Tensor | None = None) -> BlockPart:
-        """All blocks, of the weights or of other values."""
-        return self.view_of(values).whole_part(self.shape)
+    def part(self, values: Tensor | None = None, others: Sequence[Tensor] = ()) -> BlockPart:
+        """The blocks that this process holds, of the weights or of other values.
+
+        Args:
+            values: a tensor of the parameter's shape or of the view's; None for the weights.
+            others: tensors of the parameter's shape that are read along with them.
+        """
+        if values is not None and values.shape != self.param.shape:
+            return self.view_of(values).whole_part(self.shape)
+        local, box = local_part(self.param if values is None else values)
+        beside = [local_like(other, self.param) for other in others]
+        return BlockPart.of_box(local, box, self.view.layout, Layout.of(self.param), self.shape, beside)
+
+    def fold(
+        self, stage: Stage, run: Fold, values: Tensor | None = None, others: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """A stage on the elements of all blocks, wherever they are held: for each of its folds a grid."""
+        grids = self.part(values, others).fold(stage, run)
+        return complete([(grid, kind, self.param) for grid, (_, kind) in zip(grids, stage.folds, strict=True)])
 
     def part_of_box(self, local: Tensor, box: Box) -> BlockPart:
         """The blocks as far as they lie in a box of the parameter that `local` holds: a shard."""

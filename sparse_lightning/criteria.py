@@ -18,6 +18,8 @@ class Magnitude(Criterion):
         p: which norm.
     """
 
+    factor = "weight"
+
     def __init__(self, p: float = 2) -> None:
         if p not in (1, 2, math.inf):
             raise FlowError(f"Magnitude knows p = 1, 2 and inf, not {p}")
@@ -44,6 +46,8 @@ class Gradient(Criterion):
 class Taylor(Criterion):
     """The change of the loss, to first order, when the block is set to zero: `|Σ w·g|`."""
 
+    factor = "grad"
+
     def flow(self, x: Inputs) -> Value:
         """One pass over weights and gradients."""
         return abs(Sum()(x.weight * x.grad))
@@ -51,6 +55,8 @@ class Taylor(Criterion):
 
 class ElementwiseTaylor(Criterion):
     """The changes of the loss, to first order, when each weight alone is set to zero: `Σ |w·g|`."""
+
+    factor = "grad"
 
     def flow(self, x: Inputs) -> Value:
         """One pass over weights and gradients."""
@@ -120,6 +126,8 @@ class Wanda(Criterion):
 
     The norms come from `InputNorms`, which watches the forward passes.
     """
+
+    factor = "input_norm"
 
     def flow(self, x: Inputs) -> Value:
         """One pass over the weights."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparse_lightning.distributed import has_others, is_sharded, summed
 from sparse_lightning.errors import FlowError
 
 
@@ -15,13 +16,15 @@ class InputNorms(Mapping[Tensor, Tensor]):
     """For each weight of a linear or convolutional layer the 2-norm of its input feature over all that was seen.
 
     Maps a weight parameter to a tensor that expands to its shape: `(1, in)` for a linear layer; for a
-    convolution the norm of the input channel over all positions, `(out, in, 1, …)`. Between processes the sums
+    convolution the norm of the input channel over all positions, `(out, in, 1, …)`. A bias multiplies ones, as many
+    as there were positions: `(1,)`. Between processes the sums
     of squares are added up when a norm is read, so that all ranks see the same: all of them read the same norms in
     the same order, whether or not their own data came by. `in`, `len` and `iter` tell what this process has seen.
+    The processes of a tensor-parallel group see the same data, which counts once.
 
     Args:
         module: the model; every `nn.Linear` and `nn.Conv*d` in it is watched until `close`.
-        weights: only the layers that own one of these; None means all.
+        weights: only these weights and biases; None means all.
 
     Example:
         >>> layer = nn.Linear(2, 3)
@@ -34,17 +37,24 @@ class InputNorms(Mapping[Tensor, Tensor]):
 
     def __init__(self, module: nn.Module, weights: Iterable[Tensor] | None = None) -> None:
         self.squares: dict[Tensor, Tensor] = {}
-        """The sums of squares that this process has seen, by weight."""
+        """The sums of squares that this process has seen, by parameter."""
+        self._before: dict[Tensor, Tensor] = {}
+        self._copies = 1
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
         wanted = None if weights is None else {id(weight) for weight in weights}
         layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
-        layers = [layer for layer in layers if wanted is None or id(layer.weight) in wanted]
-        self._watched = {layer.weight: layer for layer in layers}
-        self._handles = [layer.register_forward_pre_hook(self._collect, with_kwargs=True) for layer in layers]
+        # In a forward pass a sharded layer shows its gathered weight, which is another tensor.
+        self._own: dict[nn.Module, list[Tensor]] = {
+            layer: [p for p in (layer.weight, layer.bias) if p is not None and (wanted is None or id(p) in wanted)]
+            for layer in layers
+        }
+        self._watched = {param: layer for layer, params in self._own.items() for param in params}
+        watched = [layer for layer, params in self._own.items() if params]
+        self._handles = [layer.register_forward_pre_hook(self._collect, with_kwargs=True) for layer in watched]
 
     @property
     def watched(self) -> list[Tensor]:
-        """The weights whose inputs are seen, whether or not a forward pass has been."""
+        """The parameters whose inputs are seen, whether or not a forward pass has been."""
         return list(self._watched)
 
     def _collect(self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -52,17 +62,36 @@ class InputNorms(Mapping[Tensor, Tensor]):
         x = x.float() if x.element_size() < 4 else x
         feature = x.ndim - 1 if isinstance(layer, nn.Linear) else x.ndim - (layer.weight.ndim - 1)  # type: ignore[operator]
         squares = x.square().sum([d for d in range(x.ndim) if d != feature])
-        weight: Any = layer.weight
-        seen = self.squares.get(weight)
-        self.squares[weight] = squares if seen is None else seen + squares
+        if is_sharded(x):
+            self._copies = max(self._copies, x.device_mesh.size())
+            squares = squares.full_tensor()
+        ones = squares.new_full((1,), x.numel() // max(1, x.shape[feature]))
+        for param in self._own[layer]:
+            found = ones if param.ndim == 1 else squares
+            seen = self.squares.get(param)
+            self.squares[param] = found if seen is None else seen + found
 
     def __getitem__(self, weight: Tensor) -> Tensor:
-        layer, squares = self._watched[weight], self.squares.get(weight)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            squares = _over_ranks(layer, squares)
+        squares = self._total(weight)
         if squares is None:
             raise KeyError(weight)
-        return _spread(layer, squares.sqrt())
+        return squares.sqrt() if weight.ndim == 1 else _spread(self._watched[weight], squares.sqrt())
+
+    def total_squares(self) -> dict[Tensor, Tensor]:
+        """The sums of squares over all ranks, by weight; all ranks must ask."""
+        totals = {param: self._total(param) for param in self._watched}
+        return {param: total for param, total in totals.items() if total is not None}
+
+    def _total(self, param: Tensor) -> Tensor | None:
+        layer: Any = self._watched[param]
+        features = 1 if param.ndim == 1 else layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+        total, before = _over_ranks(self.squares.get(param), features, param), self._before.get(param)
+        total = total if total is None or self._copies == 1 else total / self._copies
+        return total if before is None else before if total is None else before + total
+
+    def take_up(self, totals: Mapping[Tensor, Tensor]) -> None:
+        """Go on from the sums of squares over all ranks of another run, the same on each of them."""
+        self.squares, self._before = {}, dict(totals)
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.squares)
@@ -75,7 +104,7 @@ class InputNorms(Mapping[Tensor, Tensor]):
 
     def reset(self) -> None:
         """Forget what was seen, and go on watching."""
-        self.squares.clear()
+        self.squares, self._before = {}, {}
 
     def close(self) -> None:
         """Stop watching."""
@@ -92,14 +121,14 @@ class TrainingInputNorms(InputNorms):
             super()._collect(layer, inputs, named)
 
 
-def _over_ranks(layer: nn.Module, squares: Tensor | None) -> Tensor | None:
+def _over_ranks(squares: Tensor | None, features: int, param: Tensor) -> Tensor | None:
     """The sum over all ranks; a rank whose data did not come by adds nothing, and None comes where it was all."""
-    weight: Any = layer.weight
-    features: Any = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-    total = torch.zeros(features + 1, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
+    if not has_others():
+        return squares
+    total = torch.zeros(features + 1, dtype=torch.promote_types(param.dtype, torch.float32), device=param.device)
     if squares is not None:
         total[:-1], total[-1] = squares, 1
-    torch.distributed.all_reduce(total)
+    total = summed(total)
     return total[:-1] if total[-1] else None
 
 

@@ -71,6 +71,10 @@ class Method(ABC):
     def choose(self, case: Case) -> Tensor:
         """The new mask."""
 
+    def is_open(self, case: Case) -> bool:
+        """Whether the mask may change at this update."""
+        return True
+
     def remember(self, case: Case, mask: Tensor) -> Tensor | None:
         """What the method has to know at the next update, and in a checkpoint: one tensor for the scope."""
         return None
@@ -118,15 +122,15 @@ class OneShot(Method):
 
     def choose(self, case: Case) -> Tensor:
         """As `Gradual`, where it has not pruned yet."""
-        return case.mask if _was_done(case) else Gradual().choose(case)
+        return Gradual().choose(case) if self.is_open(case) else case.mask
+
+    def is_open(self, case: Case) -> bool:
+        """Only until it has pruned."""
+        return case.memory is None or not bool(case.memory)
 
     def remember(self, case: Case, mask: Tensor) -> Tensor:
         """Whether it has pruned."""
-        return torch.tensor(_was_done(case) or case.target > 0)
-
-
-def _was_done(case: Case) -> bool:
-    return case.memory is not None and bool(case.memory)
+        return torch.tensor(not self.is_open(case) or case.target > 0)
 
 
 @dataclass(frozen=True)

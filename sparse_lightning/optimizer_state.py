@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparse_lightning.block import BlockSpec
+from sparse_lightning.distributed import any_rank, held
 
 
 def state_tensors(optimizer: Optimizer, param: Tensor) -> dict[str, Tensor]:
@@ -38,6 +39,24 @@ def reset_blocks(optimizers: Iterable[Optimizer], spec: BlockSpec, changed: Tens
     for optimizer in optimizers:
         for kept in state_tensors(optimizer, spec.param).values():
             spec.apply_mask(changed, kept)
+
+
+def is_rehearsal(optimizer: Optimizer) -> bool:
+    """Whether the step just made was none of training: without a learning rate, on gradients that are all zero.
+
+    `torch.distributed.checkpoint` makes such steps, so that an optimizer has state to load into.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> weight.grad = torch.zeros(2)
+        >>> is_rehearsal(torch.optim.SGD([weight], lr=0.0)), is_rehearsal(torch.optim.SGD([weight], lr=0.1))
+        (True, False)
+    """
+    if any(float(group.get("lr", 1.0)) for group in optimizer.param_groups):
+        return False
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    moves = any(grad.layout != torch.strided or bool(held(grad).any()) for grad in grads)
+    return bool(grads) and not any_rank(moves, grads[0].device)
 
 
 def fresh(optimizer: Optimizer, group: Mapping[str, Any], params: Sequence[Tensor]) -> Optimizer:
@@ -72,27 +91,15 @@ def restart_blocks(optimizer: Optimizer, spec: BlockSpec, grown: Tensor) -> bool
     group = next((g for g in optimizer.param_groups if any(p is param for p in g["params"])), None)
     if group is None or param.grad is None:
         return group is not None
-    where = spec.expand_to_elements(grown)
-    trial = torch.nn.Parameter(torch.zeros_like(_elements(spec, param)[where]))
-    trial.grad = _elements(spec, param.grad)[where].to(trial.dtype)
-    other = fresh(optimizer, group, [trial])
-    other.step()
-    _write(spec, param, where, trial.detach())
     kept = state_tensors(optimizer, param)
-    for name, values in state_tensors(other, trial).items():
-        if name in kept:
-            _write(spec, kept[name], where, values)
+    for where, (weight, grad, *states) in spec.part(None, [param.grad, *kept.values()]).chosen(grown):
+        trial = torch.nn.Parameter(torch.zeros_like(weight[where]))
+        trial.grad = grad[where].to(trial.dtype)
+        other = fresh(optimizer, group, [trial])
+        other.step()
+        weight[where] = trial.detach()
+        made = state_tensors(other, trial)
+        for name, state in zip(kept, states, strict=True):
+            if name in made:
+                state[where] = made[name].to(state.dtype)
     return True
-
-
-def _elements(spec: BlockSpec, values: Tensor) -> Tensor:
-    """A tensor of the parameter's shape as the spec's view sees it."""
-    return spec.view.like(values.detach()).data
-
-
-def _write(spec: BlockSpec, target: Tensor, where: Tensor, values: Tensor) -> None:
-    view = spec.view.like(target.detach())
-    elements = view.data
-    elements[where] = values.to(elements.dtype)
-    # Where strides are negative, the elements are a copy; otherwise they are written already, and this does nothing.
-    view.data = elements

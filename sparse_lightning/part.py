@@ -89,6 +89,14 @@ class BlockPart:
         """What `fill_` does, as functions to be called again and again while tensor and mask stay as they are."""
         return [block_apply.filler(window, here) for window, here in self._windows(mask)]
 
+    def chosen(self, grid: Tensor) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """The windows of all tensors where a boolean grid has a block, and which of their elements it means."""
+        for patch in self.patches:
+            here = _from_grid(patch, grid.detach().to(self.tensors[0].device)[_slices(patch)])
+            if here.any():
+                windows = [layout.on(tensor) for layout, tensor in zip(patch.windows, self.tensors, strict=True)]
+                yield block_apply.reference.spread(here).expand(windows[0].shape), windows
+
     def scale_(self, multiplier: Tensor) -> None:
         """Each block times its grid value."""
         for window, here in self._windows(multiplier):

@@ -14,6 +14,7 @@ from torch import Tensor
 from sparse_lightning import prox
 from sparse_lightning.chunk import chunks
 from sparse_lightning.errors import CouplingError, LayoutError
+from sparse_lightning.kernels import block_score
 from sparse_lightning.reduction import MAX, MIN, Reduction, norm
 from sparse_lightning.view import View, from_blocks
 
@@ -97,7 +98,8 @@ class SparseBlock(ABC):
     def _reduce(self, values: Values, reduction: Reduction) -> Tensor:
         total = None
         for spec in self.blocks():
-            part = self._to_grid(spec, spec.part(self._values_of(spec, values)).reduce(reduction))
+            run = block_score.choose(spec.param.device, elements=0)
+            part = self._to_grid(spec, spec.fold(reduction.stage, run, self._values_of(spec, values))[0])
             total = part if total is None else reduction.combine(total, part)
         assert total is not None, "a block has at least one spec"
         return reduction.finish(total)

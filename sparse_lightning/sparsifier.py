@@ -96,11 +96,19 @@ class Sparsifier:
         self._work, self._waiting = work, {}
 
     def detach(self) -> None:
-        """Leave the model as it is, and take the hooks off it. What was learned stays for the next `attach`."""
+        """Leave the model as it is, and take the hooks off it. What was learned stays for the next `attach`.
+
+        All ranks must call it, as they must call `state_dict`: what each has seen of the inputs is added up.
+        """
         if self._work is not None:
             self._waiting = self._work.state_dict()
             self._work.close()
             self._work = None
+
+    def abandon(self) -> None:
+        """`detach` on this rank alone, after an error: between several, inputs seen since the last update are lost."""
+        if self._work is not None:
+            self._waiting, self._work = self._work.close_alone(), None
 
     def rewind(self) -> None:
         """Start the schedule again at the next `attach`; masks and state stay."""

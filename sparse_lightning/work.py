@@ -26,12 +26,14 @@ from sparse_lightning import masks as packed
 from sparse_lightning.attached import Attached
 from sparse_lightning.block import BlockSpec
 from sparse_lightning.budgets import Budget, Contender
+from sparse_lightning.distributed import any_rank, check_agreement, decided, has_others
 from sparse_lightning.errors import CheckpointError, FlowError, PatternError, ScoreWarning
 from sparse_lightning.flow import Criterion, Scorer, Sources
+from sparse_lightning.groups import groups_of
 from sparse_lightning.input_norms import TrainingInputNorms
 from sparse_lightning.methods import Case, Method
 from sparse_lightning.names import Names, nearest
-from sparse_lightning.optimizer_state import reset_blocks, restart_blocks
+from sparse_lightning.optimizer_state import is_rehearsal, reset_blocks, restart_blocks
 from sparse_lightning.patterns import Pattern, resolve
 from sparse_lightning.schedule import Schedule
 
@@ -85,6 +87,9 @@ class Work:
         self._optimizers = [innermost(optimizer) for optimizer in optimizers]
         self.attached = [Attached(attachment) for attachment in resolve(settings.patterns, model)]
         self._names = {id(param): name for name, param in reversed(Names(model).parameters.items())}
+        found = [groups_of(a, settings.criterion, settings.method) for a in self.attached]
+        self._groups = {groups.attached.name: groups for groups in found if groups is not None}
+        self._scored = [a for a in self.attached if a.name not in self._groups]
         self._scorer = self._scorer_of(settings.criterion, settings.seed)
         growth = settings.method.growth
         self._growth = self._scorer_of(growth, settings.seed + 1) if growth else None
@@ -97,7 +102,7 @@ class Work:
 
     def _scorer_of(self, criterion: Criterion, seed: int) -> Scorer:
         scorer = Scorer(criterion, self.attached[0].device, self.settings.lowering, seed)
-        for a in self.attached:
+        for a in self._scored:
             scorer.attach(a.name, a.scope)
         return scorer
 
@@ -181,6 +186,8 @@ class Work:
             a.hold_in(lambda spec: copied[self._names[id(spec.param)]])
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if id(optimizer) not in self._prepared and is_rehearsal(optimizer):
+            return
         # What grows in a late update has its first step yet to come.
         grown, self._grown = self._grown, []
         if id(optimizer) not in self._prepared:
@@ -215,39 +222,54 @@ class Work:
         return self._owed or self.plan.is_update(self.step, self.settings.update_every)
 
     def _update(self) -> None:
+        check_agreement(self.masks())
         target = self.plan(self.step)
         scores = self._scores(self._scorer, target)
-        growth = self._scores(self._growth, target) if self._growth else []
+        growth = self._scores(self._growth, target) if self._growth else {}
         self._owed = scores is None or growth is None
         if scores is None or growth is None:
             return
-        changed, total = 0, 0
-        for a, case in zip(self.attached, self._cases(scores, growth, target), strict=True):
-            changed += self._decide(a, case)
-            total += a.scope.numblk()
+        cases = list(self._cases(scores, growth, target))
+        masks = self._decide(cases)
+        changed = sum(self._apply(a, case, mask) for a, case, mask in zip(self.attached, cases, masks, strict=True))
         if self._norms is not None:
             self._norms.reset()
-        self.last_update = Update(self.step, target, changed / total)
+        self.last_update = Update(self.step, target, changed / sum(a.scope.numblk() for a in self.attached))
 
-    def _scores(self, scorer: Scorer, target: float) -> list[Tensor] | None:
-        """The scores of each attachment, gathered by scope; None where there are none to go by, with a warning."""
+    def _decide(self, cases: list[Case]) -> list[Tensor]:
+        """The new masks, gathered by scope: those of rank 0, on all ranks."""
+        chosen = {a.name: self._choose(a, case) for a, case in zip(self.attached, cases, strict=True)}
+        return list(decided(chosen).values())
+
+    def _choose(self, a: Attached, case: Case) -> Tensor:
+        if a.name not in self._groups:
+            return self.settings.method.choose(case)
+        # Pruned for good: a group never keeps more than it has. All groups of a parameter have the same count.
+        kept = case.keeps[0].minimum(case.active) if self.settings.method.is_open(case) else case.active
+        return self._groups[a.name].select(int(kept.max()), self._sources(case.target))
+
+    def _scores(self, scorer: Scorer, target: float) -> dict[str, Tensor] | None:
+        """The scores of attachments by name, gathered by scope; None where there are none to go by, with a warning."""
         without = [a.name for a in self.attached for p in a.parameters() if p.grad is None]
-        if "grad" in scorer.program.names() and without:
+        if "grad" in scorer.program.names() and any_rank(bool(without), self.attached[0].device):
             self._postpone(without, "have no gradient")
             return None
-        proposal = scorer.propose(self._sources(target))
-        blocks = [pair for a in self.attached for pair in a.blocks.items()]
+        sources = self._sources(target)
+        proposal = scorer.propose(sources)
+        blocks = [pair for a in self._scored for pair in a.blocks.items()]
         broken = [name for name, block in blocks if not proposal.scores[block].isfinite().all()]
-        if broken:
+        broken += [name for name, groups in self._groups.items() if not groups.is_finite(sources)]
+        if any_rank(bool(broken), self.attached[0].device):
             self._postpone(broken, "have scores that are not finite")
             return None
         scorer.commit(proposal)
-        return [a.scope.gather(proposal.scores) for a in self.attached]
+        return {a.name: a.scope.gather(proposal.scores) for a in self._scored}
 
     def _postpone(self, names: list[str], why: str) -> None:
+        who = ", ".join(dict.fromkeys(names)) or "parameters on another rank"
         warnings.warn(
-            f"{', '.join(dict.fromkeys(names))} {why} at step {self.step}: the masks stay as they are, and the update "
-            "is tried again at the next step",
+            f"{who} {why} at step {self.step}: the masks stay as they are, and the update is tried again at the next "
+            "step",
             ScoreWarning,
             stacklevel=2,
         )
@@ -256,7 +278,7 @@ class Work:
         norms = {} if self._norms is None else self._norms
         return Sources(self._optimizers, norms, step=self.step, target=target)
 
-    def _cases(self, scores: list[Tensor], growth: list[Tensor], target: float) -> Iterator[Case]:
+    def _cases(self, scores: dict[str, Tensor], growth: dict[str, Tensor], target: float) -> Iterator[Case]:
         """What the method decides on, for each attachment."""
         masks = [a.gathered_mask() for a in self.attached]
         contenders = self._contenders(scores, masks)
@@ -264,18 +286,20 @@ class Work:
         begin, end = self.plan.span
         progress = min(1.0, max(0, self.step - begin) / max(1, end - begin))
         for i, a in enumerate(self.attached):
-            kept, pull = [keep[i] for keep in keeps], growth[i] if growth else None
+            kept, pull = [keep[i] for keep in keeps], growth.get(a.name)
             every = self.settings.update_every
             yield Case(a.scope, contenders[i].scores, masks[i], kept, pull, a.memory, target, progress, every)
 
-    def _contenders(self, scores: list[Tensor], masks: list[Tensor]) -> list[Contender]:
-        """The scores as the budget compares them, pruned blocks behind all others."""
-        found = []
-        for a, given, mask in zip(self.attached, scores, masks, strict=True):
-            exponent = self.settings.criterion.size_exponent
-            ranked = self.settings.budget.rank(Contender(a.name, a.scope, given, a.final, exponent))
-            found.append(Contender(a.name, a.scope, ranked.masked_fill(mask, -torch.inf), a.final, exponent))
-        return found
+    def _contenders(self, scores: dict[str, Tensor], masks: list[Tensor]) -> list[Contender]:
+        """The scores as the budget compares them, pruned blocks behind all others; N:M groups have none."""
+        return [self._contender(a, scores.get(a.name), mask) for a, mask in zip(self.attached, masks, strict=True)]
+
+    def _contender(self, a: Attached, scores: Tensor | None, mask: Tensor) -> Contender:
+        if scores is None:
+            return Contender(a.name, a.scope, torch.zeros((), device=a.device).expand(mask.shape), a.final)
+        exponent = self.settings.criterion.size_exponent
+        ranked = self.settings.budget.rank(Contender(a.name, a.scope, scores, a.final, exponent))
+        return Contender(a.name, a.scope, ranked.masked_fill(mask, -torch.inf), a.final, exponent)
 
     def _targets_ahead(self) -> Iterable[float]:
         """The target of this update, and of those that follow as far as the method looks ahead."""
@@ -283,10 +307,9 @@ class Work:
         for i in range(self.settings.method.ahead + 1):
             yield self.plan(min(end, self.step + i * self.settings.update_every))
 
-    def _decide(self, a: Attached, case: Case) -> int:
-        """Choose the new mask and bring weights and optimizer state in line; gives how many blocks changed."""
+    def _apply(self, a: Attached, case: Case, mask: Tensor) -> int:
+        """Take up a new mask and bring weights and optimizer state in line; gives how many blocks changed."""
         method = self.settings.method
-        mask = method.choose(case)
         memory = method.remember(case, mask)
         before = a.set_mask(mask)
         changed = {name: before[name] ^ a.masks[name] for name in before}
@@ -318,6 +341,13 @@ class Work:
             "input_norms": self._norm_state(),
         }
 
+    def close_alone(self) -> dict[str, Any]:
+        """`close`, and the state as far as this rank knows it by itself: others may not be there to ask."""
+        self.close()
+        if has_others():
+            self._norms = None
+        return self.state_dict()
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave, and hold the masks."""
         grids = {name: block.grid_shape for a in self.attached for name, block in a.blocks.items()}
@@ -342,12 +372,12 @@ class Work:
     def _norm_state(self) -> dict[str, Tensor]:
         if self._norms is None:
             return {}
-        return {self._names[id(weight)]: squares.cpu() for weight, squares in self._norms.squares.items()}
+        return {self._names[id(weight)]: squares.cpu() for weight, squares in self._norms.total_squares().items()}
 
     def _load_norm_state(self, state: Mapping[str, Tensor]) -> None:
         if self._norms is not None:
             by_name = {self._names[id(p)]: p for p in self._parameters()}
-            self._norms.squares = {by_name[name]: s.to(by_name[name].device) for name, s in state.items()}
+            self._norms.take_up({by_name[name]: s.to(by_name[name].device) for name, s in state.items()})
 
 
 _NEVER = Update(step=-1, target=0.0, churn=0.0)

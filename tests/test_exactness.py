@@ -277,3 +277,27 @@ def test_random_scores_prune_the_same_in_every_run():
         masks.append(sparsifier.masks)
         torch.rand(7)
     assert all(torch.equal(masks[0][name], masks[1][name]) for name in LAYERS)
+
+
+class Apart(Magnitude):
+    """A magnitude that does not say so: N:M groups are scored weight by weight."""
+
+    factor = None
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (4, 8)])
+def test_n_m_in_one_pass_prunes_what_scores_prune(n, m):
+    """No two weights of a group are equal, so there is one right mask."""
+    masks = []
+    for criterion in (Magnitude(), Apart()):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sparsifier = Sparsifier([NM(LAYERS, n, m)], Linear(0.5, end=8), criterion=criterion, update_every=2)
+        sparsifier.attach(model, optimizer)
+        seen = []
+        train(sparsifier, model, optimizer, 10, lambda seen=seen, s=sparsifier: seen.append(s.masks))
+        masks.append(seen)
+        assert bool(sparsifier._work._groups) == (type(criterion) is Magnitude)
+    for one, other in zip(*masks, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in LAYERS)

@@ -175,7 +175,7 @@ class SparsityCallback(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Leave the model. What others save after this has its pruned blocks at zero already."""
         self._hold(trainer, pl_module)
-        self.sparsifier.detach()
+        self.sparsifier.abandon()  # other ranks may not have had the exception
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Leave the model."""

@@ -33,6 +33,10 @@ class Criterion(ABC):
     """Scores grow like the number of a block's weights to this power: 1 for sums, ½ for 2-norms, 0 for means, maxima
     and random numbers. Where blocks of different size compete, `Global` divides it out."""
 
+    factor: str | None = None
+    """Where a block is a single weight w and its score is `|w·x|`, the name of x among the inputs; "weight" where it is
+    `|w|`; None where it is something else. N:M groups are then scored, chosen and zeroed in one pass."""
+
     @abstractmethod
     def flow(self, x: Inputs) -> Value:
         """The scores of blocks from the values that `x` names."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparse_lightning.block import BlockSpec
+from sparse_lightning.distributed import complete
 from sparse_lightning.errors import CheckpointError, FlowError
 from sparse_lightning.flow.criterion import Criterion
 from sparse_lightning.flow.end_to_end import EndToEnd, owners
@@ -19,7 +21,6 @@ from sparse_lightning.flow.sources import Sources
 from sparse_lightning.kernels import block_score
 from sparse_lightning.kernels.block_score import reference
 from sparse_lightning.nearest import did_you_mean
-from sparse_lightning.part import BlockPart
 from sparse_lightning.scope import SparseScope
 from sparse_lightning.sparse_block import SparseBlock
 
@@ -121,24 +122,35 @@ class Scorer:
         sources, all_blocks = sources or Sources(), self._end_to_end
         if not all_blocks.blocks:
             return Proposal({}, {})
-        folded = [self._fold(owner, block, sources) for owner, block in all_blocks.blocks.items()]
-        ragged = [all_blocks.join(grids) for grids in zip(*folded, strict=True)]
+        ragged = [all_blocks.join(grids) for grids in zip(*self._folds(sources), strict=True)]
         loaded = {name: field.load(all_blocks.places) for name, field in self._fields.items()}
         scores, saved = self.program.run_grids(ragged, all_blocks, self._ragged_inputs(sources), loaded)
         return Proposal(all_blocks.split(scores), saved)
 
-    def _fold(self, owner: str, block: SparseBlock, sources: Sources) -> list[Tensor]:
-        """The stage on the elements of a block: for each fold its grid, over all specs of the block."""
-        stage = self.program.stage
-        grids: list[Tensor] = []
-        for spec in block.blocks() if stage.folds else []:
-            others = [sources.element(name, spec.param, owner) for name in self.program.elements[1:]]
-            part = BlockPart.whole(spec.param, spec.view.layout, spec.shape, others)
-            own = [g.permute(block.order_of(spec)).float() for g in part.fold(stage, self._run())]
-            kinds = [kind for _, kind in stage.folds]
-            joined = zip(kinds, grids, own, strict=True) if grids else []
-            grids = [reference.combine(kind, a, b) for kind, a, b in joined] or own
-        return grids
+    def _folds(self, sources: Sources) -> list[list[Tensor]]:
+        """The stage on all elements, whoever holds them: for each block and each fold a grid."""
+        kinds = [kind for _, kind in self.program.stage.folds]
+        blocks = self._end_to_end.blocks
+        specs = [(owner, spec) for owner, block in blocks.items() for spec in block.blocks()] if kinds else []
+        own = [(spec.param, self._fold_here(owner, spec, sources)) for owner, spec in specs]
+        parts = [(grid, kind, param) for param, grids in own for grid, kind in zip(grids, kinds, strict=True)]
+        whole = iter(complete(parts))
+        return [self._over_specs(block, whole) for block in blocks.values()]
+
+    def _fold_here(self, owner: str, spec: BlockSpec, sources: Sources) -> list[Tensor]:
+        """The stage on the elements that this process holds: for each fold a grid."""
+        others = [sources.element(name, spec.param, owner) for name in self.program.elements[1:]]
+        return spec.part(None, others).fold(self.program.stage, self._run())
+
+    def _over_specs(self, block: SparseBlock, grids: Iterator[Tensor]) -> list[Tensor]:
+        """For each fold the next grids, one for each spec of a block, combined in the block's order."""
+        kinds = [kind for _, kind in self.program.stage.folds]
+        total: list[Tensor] = []
+        for spec in block.blocks() if kinds else []:
+            own = [next(grids).permute(block.order_of(spec)).float() for _ in kinds]
+            joined = zip(kinds, total, own, strict=True) if total else []
+            total = [reference.combine(kind, a, b) for kind, a, b in joined] or own
+        return total
 
     def _run(self) -> Callable[..., list[Tensor]]:
         return block_score.choose(self._device, self._end_to_end.elements, self.lowering)

@@ -43,7 +43,7 @@ class Sources:
             raise FlowError(f"{name} is not there for {owner}{self._missing(name, param)}")
         if found.device != param.device:
             raise FlowError(f"{name} of {owner} lives on {found.device}, the parameter on {param.device}")
-        return found.detach().expand(param.shape)
+        return found.detach() if found.shape == param.shape else found.detach().expand(param.shape)
 
     def _find(self, name: str, param: Tensor) -> Tensor | None:
         if name == "weight":
