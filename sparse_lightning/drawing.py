@@ -1,7 +1,7 @@
 """draw: a picture of which elements form which block and scope, and of what is pruned.
 
 Elements stand where they lie in their parameter; `panel` finds out which block each belongs to. Here that becomes
-colours, lines and text on a page. matplotlib is imported by this module alone.
+colours, lines and text on a page. matplotlib is imported here and by the pictures of runs.
 """
 
 from __future__ import annotations

@@ -1,0 +1,26 @@
+"""Exporter: what every exporter is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn
+
+from sparse_lightning.sparsifier import Sparsifier
+
+
+class Exporter(Protocol):
+    """Writes a trained model to a folder."""
+
+    def __call__(self, folder: Path, model: nn.Module, sparsifier: Sparsifier) -> Path:
+        """Write the model.
+
+        Args:
+            folder: where to; it is made if it is not there.
+            model: the trained model; it is only read.
+            sparsifier: what trained it, attached or not.
+
+        Returns:
+            The file that was written.
+        """

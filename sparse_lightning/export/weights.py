@@ -1,0 +1,41 @@
+"""Weights: the state dict of the plain model, zeros and all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from sparse_lightning.export.saving import save_tensors
+from sparse_lightning.export.state import plain, tensors_of
+from sparse_lightning.sparsifier import Sparsifier
+
+
+class Weights:
+    """Saves the state dict as a safetensors file that the plain model loads, without this package.
+
+    Every name of the state dict is in the file, tied weights under each of theirs:
+    `model.load_state_dict(safetensors.torch.load_file("model.safetensors"))` finds all that it asks for.
+
+    Args:
+        file: the name of the file.
+
+    Example:
+        >>> import tempfile
+        >>> from safetensors.torch import load_file
+        >>> from sparse_lightning import Blocks, Constant
+        >>> model = nn.Linear(8, 8)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Weights()(Path(folder), model, Sparsifier([Blocks("weight", (4, 4))], Constant(0.5)))
+        ...     model.load_state_dict(load_file(path))
+        <All keys matched successfully>
+    """
+
+    def __init__(self, file: str = "model.safetensors") -> None:
+        self.file = file
+
+    def __call__(self, folder: Path, model: nn.Module, sparsifier: Sparsifier) -> Path:
+        """Write the file; see `Exporter`."""
+        path = Path(folder) / self.file
+        save_tensors({name: plain(tensor) for name, tensor in tensors_of(model).items()}, path, {"format": "pt"})
+        return path
