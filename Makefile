@@ -15,8 +15,8 @@ STAMP := $(VENV)/installed-$(shell cat pyproject.toml constraints.txt | cksum | 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMP) ## Draw patterns of a model and print its table of blocks and scopes
-	$(BIN)/python -m sparse_lightning.demo
+demo: $(STAMP) ## Train the default recipe, dense and sparse: a table, and files in outputs/
+	$(BIN)/sparse-lightning
 
 test: $(STAMP) ## Run tests and examples; more options: make test PYTEST_ARGS="-k layout"
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)

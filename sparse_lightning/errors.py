@@ -33,3 +33,11 @@ class SparsityError(SparseLightningError, ValueError):
 
 class ScoreWarning(UserWarning):
     """Scores that are not numbers: the blocks they belong to rank lowest."""
+
+
+class ConfigError(SparseLightningError, ValueError):
+    """A configuration that cannot be run; it names the place in the configuration."""
+
+
+class UntrustedError(ConfigError):
+    """A configuration that asks for code which configurations may not run."""

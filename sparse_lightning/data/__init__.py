@@ -1,0 +1,11 @@
+"""Data that needs no download: handwritten digits, Python's own sources, and what lies in a local folder."""
+
+from __future__ import annotations
+
+from sparse_lightning.data.cifar10 import Cifar10
+from sparse_lightning.data.digits import Digits
+from sparse_lightning.data.missing import MissingError
+from sparse_lightning.data.stdlib_text import StdlibText
+from sparse_lightning.data.text_file import TextFile
+
+__all__ = ["Cifar10", "Digits", "MissingError", "StdlibText", "TextFile"]

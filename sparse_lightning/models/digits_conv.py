@@ -1,0 +1,61 @@
+"""DigitsConv: a convolutional network in channels_last for the handwritten digits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from sparse_lightning.models.classifier import Classifier, OptimizerFactory
+
+
+class Stage(nn.Module):
+    """Two convolutions with norms, added to their input.
+
+    The channels between the two are read by `conv2` only: a filter of `conv1` can go with its norm and with the
+    inputs of `conv2`.
+
+    Args:
+        width: channels in and out.
+        hidden: channels between the convolutions.
+    """
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(width, hidden, 3, padding=1, bias=False), nn.BatchNorm2d(hidden)
+        self.conv2, self.norm2 = nn.Conv2d(hidden, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(batch, width, height, width)` → the same."""
+        inner = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(x + self.norm2(self.conv2(inner)))
+
+
+class DigitsConv(Classifier):
+    """A stem and stages of two convolutions, all weights in channels_last.
+
+    Args:
+        optimizer: makes the optimizer of the parameters.
+        width: channels between stages.
+        hidden: channels inside of a stage.
+        depth: stages; each but the last halves the image.
+
+    Example:
+        >>> DigitsConv(width=8, hidden=16)(torch.randn(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
+    """
+
+    def __init__(self, optimizer: OptimizerFactory = AdamW, width: int = 32, hidden: int = 64, depth: int = 3) -> None:
+        super().__init__(optimizer)
+        self.stem, self.norm = nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.stages = nn.ModuleList(Stage(width, hidden) for _ in range(depth))
+        self.pool, self.head = nn.MaxPool2d(2), nn.Linear(width, 10)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images `(batch, 1, 8, 8)` → scores `(batch, 10)`."""
+        x = torch.relu(self.norm(self.stem(images.to(memory_format=torch.channels_last))))
+        for i, stage in enumerate(self.stages):
+            x = stage(self.pool(x) if i else x)
+        scores: Tensor = self.head(x.mean((2, 3)))
+        return scores

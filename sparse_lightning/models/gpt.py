@@ -1,0 +1,50 @@
+"""GPT: a small decoder-only transformer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from sparse_lightning.models.classifier import OptimizerFactory
+from sparse_lightning.models.language_model import LanguageModel
+from sparse_lightning.models.transformer import Block
+
+
+class GPT(LanguageModel):
+    """A pre-norm transformer with fused QKV projections, on bytes.
+
+    Args:
+        optimizer: makes the optimizer of the parameters.
+        vocabulary: how many tokens there are; 256 for bytes.
+        context: the longest text that it sees at once.
+        width: of the tokens.
+        depth: transformer blocks.
+        heads: of each attention.
+
+    Example:
+        >>> GPT(width=32, depth=1)(torch.zeros(2, 7, dtype=torch.long)).shape
+        torch.Size([2, 7, 256])
+    """
+
+    def __init__(
+        self,
+        optimizer: OptimizerFactory = AdamW,
+        vocabulary: int = 256,
+        context: int = 128,
+        width: int = 128,
+        depth: int = 3,
+        heads: int = 8,
+    ) -> None:
+        super().__init__(optimizer)
+        self.embed = nn.Embedding(vocabulary, width)
+        self.position = nn.Parameter(0.02 * torch.randn(context, width))
+        self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token numbers `(batch, tokens)` → scores of the next ones `(batch, tokens, vocabulary)`."""
+        x = self.embed(tokens) + self.position[: tokens.shape[1]]
+        scores: Tensor = self.head(self.norm(self.blocks(x)))
+        return scores

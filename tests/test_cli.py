@@ -1,0 +1,175 @@
+"""The command line as a newcomer meets it: help, a run, Ctrl-C, a kill, going on, a sweep."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparse_lightning.cli import answer
+from sparse_lightning.configuration import catalog
+from sparse_lightning.configuration.compose import compose
+from sparse_lightning.configuration.folders import fresh, last_checkpoint, last_run
+from sparse_lightning.run import run
+
+OWN = str(Path(__file__).parent / "own_conf")
+COMMAND = [sys.executable, "-m", "sparse_lightning", "--config-dir", OWN, "recipe=small"]
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"}
+LONG = ["trainer.max_epochs=2000", "compare_dense=false"]
+
+
+def call(folder, *overrides):
+    ran = subprocess.run(
+        [*COMMAND, *overrides], cwd=folder, capture_output=True, text=True, timeout=300, check=False, env=ENVIRONMENT
+    )
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def started(folder, *overrides):
+    """A process that has written its first checkpoint."""
+    command = [*COMMAND, *overrides]
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
+    )
+    until = time.monotonic() + 120
+    while not list(Path(folder).glob("outputs/small/*/**/checkpoints/*.ckpt")):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until, "no checkpoint after two minutes"
+        time.sleep(0.1)
+    return process
+
+
+def test_help_fits_on_two_screens_and_tells_what_to_do_next(capsys):
+    assert answer(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 60
+    assert max(map(len, text.splitlines())) <= 120
+    for recipe, purpose in catalog.options("recipe").items():
+        assert recipe in text
+        assert purpose[:40] in text
+    for group in catalog.groups():
+        assert group in text
+        assert all(option in text for option in catalog.options(group))
+    assert "Begin with `sparse-lightning`" in text
+
+
+def test_help_for_a_group_says_what_each_option_is_for(capsys):
+    assert answer(["--help", "schedule"]) == 0
+    text = capsys.readouterr().out
+    assert all(purpose in text for purpose in catalog.options("schedule").values())
+    assert answer(["--help", "shedule"]) == 0
+    assert "did you mean 'schedule'?" in capsys.readouterr().out
+
+
+def test_help_imports_neither_torch_nor_hydra():
+    program = (
+        "import sys; from sparse_lightning.cli import answer; answer(['--help']); "
+        "sys.exit(bool({'torch', 'lightning', 'hydra'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_folders_are_fresh_and_the_last_run_has_the_newest_checkpoint(tmp_path):
+    first, second = tmp_path / "1" / "checkpoints", tmp_path / "2" / "dense" / "checkpoints"
+    for i, folder in enumerate((second, first)):
+        folder.mkdir(parents=True)
+        (folder / "last.ckpt").touch()
+        os.utime(folder / "last.ckpt", (i, i))
+    assert last_run(tmp_path) == tmp_path / "1"
+    assert last_checkpoint(first) == first / "last.ckpt"
+    assert last_checkpoint(tmp_path) is None
+    assert fresh(tmp_path / "1") == tmp_path / "1_2"
+
+
+def test_a_run_trains_both_and_returns_its_metric(tmp_path):
+    outcome = run(compose(["recipe=small"], OWN).plain(tmp_path))
+    assert {"config.yaml", "dense.json", "metrics.csv", "masks.safetensors", "table.txt"} <= set(os.listdir(tmp_path))
+    assert "dense" in outcome.table
+    dense = json.loads((tmp_path / "dense.json").read_text())
+    assert 0 <= outcome.metric <= 1
+    assert 0 <= dense["val_accuracy"] <= 1
+    saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["global_step"] == 6
+    assert float((saved["state_dict"]["second.weight"] == 0).float().mean()) > 0.85
+
+
+def test_the_dense_twin_is_the_same_run_without_pruning(tmp_path):
+    dense = run(compose(["recipe=small", "schedule.final=0.0"], OWN).plain(tmp_path))
+    assert json.loads((tmp_path / "dense.json").read_text())["val_accuracy"] == dense.metric
+
+
+@pytest.mark.slow
+def test_a_run_from_any_folder_leaves_its_files_and_can_be_trained_on(tmp_path):
+    code, said = call(tmp_path)
+    assert code == 0, said
+    [folder] = tmp_path.glob("outputs/small/*")
+    assert "val_accuracy" in said
+    assert {"config.yaml", "checkpoints", "metrics.csv", "table.txt", "sparsity.png"} <= set(os.listdir(folder))
+    code, said = call(tmp_path, "ckpt_path=last")
+    assert code == 2
+    assert "has ended: raise trainer.max_epochs" in said
+    code, said = call(tmp_path, "ckpt_path=last", "trainer.max_epochs=2")
+    assert code == 0, said
+    assert list(tmp_path.glob("outputs/small/*")) == [folder], "it is gone on with in its folder"
+    assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_run_that_was_stopped_is_taken_up(number, code, tmp_path):
+    process = started(tmp_path, *LONG)
+    time.sleep(0.5)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    [folder] = tmp_path.glob("outputs/small/*")
+    before = torch.load(last_checkpoint(folder / "checkpoints"), weights_only=True)["global_step"]
+    assert before >= 2
+    epochs = before // 6 + 3
+    ended, said = call(tmp_path, "ckpt_path=last", "compare_dense=false", f"trainer.max_epochs={epochs}")
+    assert ended == 0, said
+    assert list(tmp_path.glob("outputs/small/*")) == [folder]
+    assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] > before
+    with (folder / "metrics.csv").open(newline="") as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file)]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_dense_twin_is_taken_up_too(tmp_path):
+    process = started(tmp_path, "trainer.max_epochs=2000")
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, said
+    assert "ckpt_path=last" in said
+    [folder] = tmp_path.glob("outputs/small/*")
+    made = torch.load(last_checkpoint(folder / "dense" / "checkpoints"), weights_only=True)["global_step"]
+    code, said = call(tmp_path, "ckpt_path=last", f"trainer.max_epochs={made // 6 + 2}")
+    assert code == 0, said
+    assert "dense" in said
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_in_one_table(tmp_path):
+    code, said = call(tmp_path, "-m", "schedule.final=0.5,0.75", "criterion=magnitude,random", "compare_dense=false")
+    assert code == 0, said
+    [folder] = tmp_path.glob("multirun/small/*")
+    assert {"0", "1", "2", "3", "sweep.csv", "sweep.txt", "sweep.png"} <= set(os.listdir(folder))
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+def test_a_bad_value_in_a_sweep_is_refused_before_the_first_run(tmp_path):
+    code, said = call(tmp_path, "-m", "schedule.final=0.5,1.5")
+    assert code == 2
+    assert "final=1.5" in said
+    assert os.listdir(tmp_path) == []
