@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,7 +11,13 @@ from sparse_lightning import __version__
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code: 0, 2 for a bad configuration, 130 after Ctrl-C."""
-    sys.exit(answer(list(sys.argv[1:] if arguments is None else arguments)))
+    try:
+        code = answer(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `… | head` has seen enough, and Python would complain when it closes the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
 
 
 def answer(arguments: list[str]) -> int:

@@ -49,8 +49,8 @@ def group_guide(group: str) -> str:
 def _recipes() -> str:
     recipes = catalog.options("recipe")
     width = max(map(len, recipes), default=0)
-    lines = [textwrap.shorten(f"{name:<{width}}\0{line}", 108).replace("\0", "  ") for name, line in recipes.items()]
-    return "\n".join(["Recipes (recipe=NAME):", *(f"  {line}" for line in lines), ""])
+    lines = [f"  {name:<{width}}  {textwrap.shorten(line, 116 - width)}" for name, line in recipes.items()]
+    return "\n".join(["Recipes (recipe=NAME):", *lines, ""])
 
 
 def _groups() -> str:
