@@ -187,13 +187,14 @@ def test_ten_fits_leave_what_one_leaves():
         return hooks, numbers, sum(issubclass(kind, Sparsifier) for kind, _ in kinds)
 
     net, ours, found = Net(), callback(criterion=Wanda()), []
-    for _ in range(10):
+    for i in range(10):
         run = trainer(ours, max_steps=4)
         run.fit(net)
         del run
-        found.append(traces(net))
+        if i in (1, 9):  # the first fit makes what is made once, such as caches
+            found.append(traces(net))
     assert found[0][0] == 0
-    assert found[-1] == found[1]
+    assert found[1] == found[0]
 
 
 def test_nothing_keeps_the_model_alive_after_detach():

@@ -35,9 +35,8 @@ def test_compiled_ahead_of_time():
 @needs_triton
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-@pytest.mark.parametrize("cases", ["stage_triton_cases.py", "lowering_triton_cases.py"])
-def test_on_the_gpu(cases):
-    run_cases(cases, interpreted=False)
+def test_on_the_gpu():
+    run_cases("stage_triton_cases.py", interpreted=False)
 
 
 def test_a_gpu_takes_triton_where_it_is_installed(monkeypatch):
