@@ -17,7 +17,8 @@ from sparse_lightning.methods import Gradual, Method
 from sparse_lightning.patterns import Attachment, Pattern, summary
 from sparse_lightning.schedule import Schedule
 from sparse_lightning.scope import SparseScope
-from sparse_lightning.work import Settings, Update, Work, masks_in, rewound
+from sparse_lightning.settings import Settings, Update, masks_in, rewound
+from sparse_lightning.work import Work
 
 
 class Sparsifier:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,46 +24,17 @@ from torch.optim.swa_utils import AveragedModel
 from sparse_lightning import masks as packed
 from sparse_lightning.attached import Attached
 from sparse_lightning.block import BlockSpec
-from sparse_lightning.budgets import Budget, Contender
+from sparse_lightning.budgets import Contender
 from sparse_lightning.distributed import any_rank, check_agreement, decided, has_others
 from sparse_lightning.errors import CheckpointError, FlowError, PatternError, ScoreWarning
 from sparse_lightning.flow import Criterion, Scorer, Sources
 from sparse_lightning.groups import groups_of
 from sparse_lightning.input_norms import TrainingInputNorms
-from sparse_lightning.methods import Case, Method
+from sparse_lightning.methods import Case
 from sparse_lightning.names import Names, nearest
 from sparse_lightning.optimizer_state import is_rehearsal, reset_blocks, restart_blocks
-from sparse_lightning.patterns import Pattern, resolve
-from sparse_lightning.schedule import Schedule
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a Sparsifier was told; its docstring explains each."""
-
-    patterns: Sequence[Pattern]
-    schedule: Schedule
-    criterion: Criterion
-    method: Method
-    budget: Budget
-    update_every: int
-    seed: int
-    lowering: str | None
-
-
-@dataclass(frozen=True)
-class Update:
-    """What an update did.
-
-    Args:
-        step: the optimizer steps that were made before it.
-        target: the sparsity that the schedule asked for.
-        churn: the share of all blocks that were pruned or grown.
-    """
-
-    step: int
-    target: float
-    churn: float
+from sparse_lightning.patterns import resolve
+from sparse_lightning.settings import NEVER, Settings, Update
 
 
 class Work:
@@ -82,7 +52,7 @@ class Work:
     ) -> None:
         self.settings = settings
         self.plan = settings.schedule.resolve(total_steps)
-        self.step, self.last_update = 0, _NEVER
+        self.step, self.last_update = 0, NEVER
         self._owed = False
         self._optimizers = [innermost(optimizer) for optimizer in optimizers]
         self.attached = [Attached(attachment) for attachment in resolve(settings.patterns, model)]
@@ -378,20 +348,6 @@ class Work:
         if self._norms is not None:
             by_name = {self._names[id(p)]: p for p in self._parameters()}
             self._norms.take_up({by_name[name]: s.to(by_name[name].device) for name, s in state.items()})
-
-
-_NEVER = Update(step=-1, target=0.0, churn=0.0)
-"""The update before the first."""
-
-
-def rewound(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state with its schedule at the start again, and the masks as they are."""
-    return {**state, "step": 0, "owed": False, "last_update": dict(vars(_NEVER))}
-
-
-def masks_in(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The masks that a state holds."""
-    return {name: packed.unpack(entry["bits"], entry["shape"]) for name, entry in state.get("masks", {}).items()}
 
 
 def _gathered_shape(a: Attached) -> tuple[int, ...]:

@@ -20,8 +20,8 @@ from sparse_lightning.methods import Method
 from sparse_lightning.patterns import Pattern
 from sparse_lightning.patterns.claims import check_apart
 from sparse_lightning.schedule import Schedule
+from sparse_lightning.settings import Update
 from sparse_lightning.sparsifier import Sparsifier
-from sparse_lightning.work import Update
 
 
 class SparsityCallback(L.Callback):

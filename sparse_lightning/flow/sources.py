@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 from sparse_lightning.errors import FlowError
 from sparse_lightning.flow.inputs import OPTIMIZER
 from sparse_lightning.nearest import did_you_mean
+from sparse_lightning.optimizer_state import fresh, state_tensors
 
 NO_STATE = ": no optimizer keeps a tensor of its shape for it"
 
@@ -55,8 +55,8 @@ class Sources:
         return self._state(param).get(name.removeprefix(OPTIMIZER))
 
     def _state(self, param: Tensor) -> dict[str, Tensor]:
-        kept = [optimizer.state[param] for optimizer in self.optimizers if param in optimizer.state]
-        return {k: v for state in kept for k, v in state.items() if _is_like(v, param)}
+        kept = [state_tensors(optimizer, param) for optimizer in self.optimizers]
+        return {name: tensor for state in kept for name, tensor in state.items()}
 
     def _missing(self, name: str, param: Tensor) -> str:
         if name == "grad":
@@ -92,16 +92,9 @@ class Sources:
         return names
 
 
-def _is_like(value: object, param: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == param.shape and param.ndim > 0
-
-
 def _names_after_a_step(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:
-    trial = torch.nn.Parameter(torch.zeros(2, 3))
+    trial = torch.nn.Parameter(torch.zeros(2, 3, device=group["params"][0].device))
     trial.grad = torch.zeros_like(trial)
-    taken = inspect.signature(type(optimizer).__init__).parameters
-    options = {k: v for k, v in group.items() if k in optimizer.defaults and k in taken}
-    make: Any = type(optimizer)
-    other = make([trial], **options)
+    other = fresh(optimizer, group, [trial])
     other.step(lambda: 0.0)
-    return [k for k, v in other.state[trial].items() if _is_like(v, trial)]
+    return list(state_tensors(other, trial))
