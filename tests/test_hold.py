@@ -10,6 +10,7 @@ from small_nets import LAYERS, OPTIMIZERS, Net, Spy, Twist, batches, broken_bloc
 from torch import nn
 
 from sparse_lightning import Blocks, Constant, Cubic, Linear, RigL, Sparsifier, SparsityCallback
+from sparse_lightning.kernels.block_apply import streaming
 
 
 def fit(net, *others, first=True, epochs=3, schedule=None, method=None, patterns=None, **options):
@@ -51,6 +52,14 @@ def test_every_optimizer(optimizer):
     net = Net(optimizer)
     fit(net)
     assert is_three_quarters(net)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "twist"])
+def test_zeros_that_are_streamed_as_into_large_weights(optimizer, monkeypatch):
+    monkeypatch.setattr(streaming, "LARGE", 1)
+    fit(net := Net(optimizer), patterns=[Blocks(LAYERS, (4, 16))])
+    zeros = [int((w == 0).sum()) for w in (net.up.weight, net.down.weight)]
+    assert zeros == [6 * 64, 3 * 64]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from functools import cache
 from importlib import import_module
 
@@ -25,3 +27,9 @@ def has_triton() -> bool:
 def takes_triton(weight: Tensor) -> bool:
     """Whether a Triton kernel is the one to run on this tensor: a GPU, a dtype it knows, and Triton installed."""
     return weight.is_cuda and weight.dtype in TRITON_DTYPES and has_triton()
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler that `torch.compile` would find; None where there is none."""
+    names = [os.environ.get("CXX", ""), "g++", "clang++"]
+    return next((path for name in names if name and (path := shutil.which(name))), None)

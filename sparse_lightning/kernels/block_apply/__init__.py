@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from sparse_lightning.kernels.availability import TRITON_DTYPES, takes_triton
-from sparse_lightning.kernels.block_apply import cpu, reference
+from sparse_lightning.kernels.block_apply import cpu, reference, streaming
 
 
 def fill_(window: Tensor, mask: Tensor) -> None:
@@ -28,6 +28,8 @@ def fill_(window: Tensor, mask: Tensor) -> None:
 
 def filler(window: Tensor, mask: Tensor) -> Callable[[], None]:
     """A `fill_` that is repeated at every step: what can be worked out once is."""
+    if window.device.type == "cpu" and streaming.takes(window):
+        return streaming.filler(window, mask)
     if window.device.type == "cpu" and window.element_size() in cpu.INTEGERS and cpu.is_long(window):
         return cpu.filler(window, mask)
     return partial(fill_, window, mask)

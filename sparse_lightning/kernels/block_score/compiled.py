@@ -6,8 +6,6 @@ serve them all.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import FunctionType
@@ -15,6 +13,7 @@ from types import FunctionType
 import torch
 from torch import Tensor
 
+from sparse_lightning.kernels.availability import cpp_compiler
 from sparse_lightning.kernels.block_score import reference
 from sparse_lightning.kernels.block_score.stage import FoldKind, Stage, elementwise
 
@@ -28,8 +27,7 @@ WORTH = 1 << 16
 @lru_cache(maxsize=1)
 def has_compiler() -> bool:
     """Whether there is a C++ compiler for `torch.compile` to use."""
-    names = [os.environ.get("CXX", ""), "g++", "clang++"]
-    return any(shutil.which(name) for name in names if name)
+    return cpp_compiler() is not None
 
 
 def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
