@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import hypothesis
 import pytest
 import torch
+from installed import build_wheel, install
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,6 +22,18 @@ torch.set_num_threads(1)
 def seeded():
     """Every test draws the same weights whenever it runs."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """A wheel of the package."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def console_script(wheel, tmp_path_factory):
+    """`sparse-lightning`, installed from the wheel into a fresh environment."""
+    return install(wheel, tmp_path_factory.mktemp("environment"))
 
 
 class NewTensors(TorchDispatchMode):

@@ -21,30 +21,47 @@ from sparse_lightning.configuration.folders import fresh, last_checkpoint, last_
 from sparse_lightning.run import run
 
 OWN = str(Path(__file__).parent / "own_conf")
-COMMAND = [sys.executable, "-m", "sparse_lightning", "--config-dir", OWN, "recipe=small"]
-ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"}
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("HYDRA_FULL_ERROR", "PYTHONPATH")}
 LONG = ["trainer.max_epochs=2000", "compare_dense=false"]
 
 
-def call(folder, *overrides):
-    ran = subprocess.run(
-        [*COMMAND, *overrides], cwd=folder, capture_output=True, text=True, timeout=300, check=False, env=ENVIRONMENT
-    )
-    return ran.returncode, ran.stdout + ran.stderr
+@pytest.fixture
+def command(console_script):
+    """The small recipe, in the fresh environment of a user."""
+    return [console_script, "--config-dir", OWN, "recipe=small"]
 
 
-def started(folder, *overrides):
-    """A process that has written its first checkpoint."""
-    command = [*COMMAND, *overrides]
-    process = subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
-    )
-    until = time.monotonic() + 120
-    while not list(Path(folder).glob("outputs/small/*/**/checkpoints/*.ckpt")):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < until, "no checkpoint after two minutes"
-        time.sleep(0.1)
-    return process
+@pytest.fixture
+def call(command, tmp_path):
+    """Run the command to its end in an empty folder; gives the exit code and what it said."""
+
+    def run_to_its_end(*overrides):
+        ran = subprocess.run(
+            [*command, *overrides],
+            cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False, env=ENVIRONMENT,
+        )  # fmt: skip
+        return ran.returncode, ran.stdout + ran.stderr
+
+    return run_to_its_end
+
+
+@pytest.fixture
+def started(command, tmp_path):
+    """Start the command in an empty folder; gives the process when it has written its first checkpoint."""
+
+    def start(*overrides):
+        process = subprocess.Popen(
+            [*command, *overrides],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT,
+        )  # fmt: skip
+        until = time.monotonic() + 120
+        while not list(tmp_path.glob("outputs/small/*/**/checkpoints/*.ckpt")):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < until, "no checkpoint after two minutes"
+            time.sleep(0.1)
+        return process
+
+    return start
 
 
 def test_help_fits_on_two_screens_and_tells_what_to_do_next(capsys):
@@ -107,16 +124,16 @@ def test_the_dense_twin_is_the_same_run_without_pruning(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_from_any_folder_leaves_its_files_and_can_be_trained_on(tmp_path):
-    code, said = call(tmp_path)
+def test_a_run_from_any_folder_leaves_its_files_and_can_be_trained_on(call, tmp_path):
+    code, said = call()
     assert code == 0, said
     [folder] = tmp_path.glob("outputs/small/*")
     assert "val_accuracy" in said
     assert {"config.yaml", "checkpoints", "metrics.csv", "table.txt", "sparsity.png"} <= set(os.listdir(folder))
-    code, said = call(tmp_path, "ckpt_path=last")
+    code, said = call("ckpt_path=last")
     assert code == 2
     assert "has ended: raise trainer.max_epochs" in said
-    code, said = call(tmp_path, "ckpt_path=last", "trainer.max_epochs=2")
+    code, said = call("ckpt_path=last", "trainer.max_epochs=2")
     assert code == 0, said
     assert list(tmp_path.glob("outputs/small/*")) == [folder], "it is gone on with in its folder"
     assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 12
@@ -124,8 +141,8 @@ def test_a_run_from_any_folder_leaves_its_files_and_can_be_trained_on(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_run_that_was_stopped_is_taken_up(number, code, tmp_path):
-    process = started(tmp_path, *LONG)
+def test_a_run_that_was_stopped_is_taken_up(number, code, started, call, tmp_path):
+    process = started(*LONG)
     time.sleep(0.5)
     process.send_signal(number)
     said = process.communicate(timeout=60)[0]
@@ -135,7 +152,7 @@ def test_a_run_that_was_stopped_is_taken_up(number, code, tmp_path):
     before = torch.load(last_checkpoint(folder / "checkpoints"), weights_only=True)["global_step"]
     assert before >= 2
     epochs = before // 6 + 3
-    ended, said = call(tmp_path, "ckpt_path=last", "compare_dense=false", f"trainer.max_epochs={epochs}")
+    ended, said = call("ckpt_path=last", "compare_dense=false", f"trainer.max_epochs={epochs}")
     assert ended == 0, said
     assert list(tmp_path.glob("outputs/small/*")) == [folder]
     assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] > before
@@ -145,22 +162,22 @@ def test_a_run_that_was_stopped_is_taken_up(number, code, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_the_dense_twin_is_taken_up_too(tmp_path):
-    process = started(tmp_path, "trainer.max_epochs=2000")
+def test_ctrl_c_in_the_dense_twin_is_taken_up_too(started, call, tmp_path):
+    process = started("trainer.max_epochs=2000")
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130, said
     assert "ckpt_path=last" in said
     [folder] = tmp_path.glob("outputs/small/*")
     made = torch.load(last_checkpoint(folder / "dense" / "checkpoints"), weights_only=True)["global_step"]
-    code, said = call(tmp_path, "ckpt_path=last", f"trainer.max_epochs={made // 6 + 2}")
+    code, said = call("ckpt_path=last", f"trainer.max_epochs={made // 6 + 2}")
     assert code == 0, said
     assert "dense" in said
 
 
 @pytest.mark.slow
-def test_a_sweep_ends_in_one_table(tmp_path):
-    code, said = call(tmp_path, "-m", "schedule.final=0.5,0.75", "criterion=magnitude,random", "compare_dense=false")
+def test_a_sweep_ends_in_one_table(call, tmp_path):
+    code, said = call("-m", "schedule.final=0.5,0.75", "criterion=magnitude,random", "compare_dense=false")
     assert code == 0, said
     [folder] = tmp_path.glob("multirun/small/*")
     assert {"0", "1", "2", "3", "sweep.csv", "sweep.txt", "sweep.png"} <= set(os.listdir(folder))
@@ -168,8 +185,8 @@ def test_a_sweep_ends_in_one_table(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_bad_value_in_a_sweep_is_refused_before_the_first_run(tmp_path):
-    code, said = call(tmp_path, "-m", "schedule.final=0.5,1.5")
+def test_a_bad_value_in_a_sweep_is_refused_before_the_first_run(call, tmp_path):
+    code, said = call("-m", "schedule.final=0.5,1.5")
     assert code == 2
     assert "final=1.5" in said
     assert os.listdir(tmp_path) == []
