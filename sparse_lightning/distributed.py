@@ -150,21 +150,20 @@ def check_agreement(masks: Mapping[str, Tensor]) -> None:
 
 def _checksums(masks: Mapping[str, Tensor]) -> Tensor:
     """A number for each mask, with one copy to the host for all."""
-    packed = [pack(mask) for mask in masks.values()]
-    parts = torch.split(torch.cat(packed).cpu(), [len(bits) for bits in packed])
-    sums = [zlib.crc32(part.numpy().tobytes()) for part in parts]
-    return torch.tensor(sums, dtype=torch.int64, device=_device(masks))
+    together = torch.cat([mask.reshape(-1) for mask in masks.values()]).cpu()
+    parts = torch.split(together, [mask.numel() for mask in masks.values()])
+    return torch.tensor([zlib.crc32(part.numpy().data) for part in parts], dtype=torch.int64, device=_device(masks))
 
 
 def decided(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The masks of rank 0, on all ranks, a bit for each block on the wire."""
     if not has_others() or not masks:
         return dict(masks)
-    packed = [pack(mask) for mask in masks.values()]
-    wire = torch.cat(packed).to(_device(masks))
+    together = torch.cat([mask.reshape(-1) for mask in masks.values()])
+    wire = pack(together)
     dist.broadcast(wire, src=0)
-    parts = torch.split(wire, [len(bits) for bits in packed])
-    return {name: unpack(bits, masks[name].shape) for name, bits in zip(masks, parts, strict=True)}
+    parts = torch.split(unpack(wire, together.shape), [mask.numel() for mask in masks.values()])
+    return {name: part.view(masks[name].shape) for name, part in zip(masks, parts, strict=True)}
 
 
 def summed(tensor: Tensor) -> Tensor:

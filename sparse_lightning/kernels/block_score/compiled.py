@@ -7,6 +7,7 @@ serve them all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from types import FunctionType
 
@@ -41,11 +42,18 @@ def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
         return reference.fold(stage, windows)
     four = [window.view([1] * (4 - len(shape)) + list(shape)) for window in windows]
     try:
-        with torch._dynamo.config.patch(recompile_limit=VARIANTS):
+        with _up_to(VARIANTS):
             grids = _compiled(stage)(four)
     except torch._dynamo.exc.FailOnRecompileLimitHit:
         return reference.fold(stage, windows)
     return [grid.view(shape[0::2]) for grid in grids]
+
+
+@lru_cache(maxsize=1)
+def _up_to(variants: int) -> AbstractContextManager[None]:
+    """Lets that many be compiled. It is kept, because it costs more to make than to enter."""
+    context: AbstractContextManager[None] = torch._dynamo.config.patch(recompile_limit=variants)
+    return context
 
 
 @lru_cache(maxsize=256)
