@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not is_interpreted(), reason="the parameters of the cases are on the CPU"),
 ]
 
-LONG = 63
+LONG = 21
 """The interpreter takes the elements of a maximum one by one: the large matrices are not needed for its proof."""
 
 

@@ -5,6 +5,8 @@ Not collected by itself: `test_triton_kernels.py` runs it in a process of its ow
 
 from __future__ import annotations
 
+from itertools import cycle, product
+
 import pytest
 import torch
 from triton_harness import ARCHITECTURES, compiled_for, loads, spills, wide_loads, wide_stores
@@ -14,9 +16,24 @@ WIDE = 16
 
 OTHERS = ["none", "gradient", "norms"]
 
+DTYPES = [torch.float32, torch.bfloat16]
+BLOCKS = [(1, 1), (1, 4), (4, 4), (1, 8), (3, 12), (1, -1)]
+GROUPS = [(2, "none"), (8, "none"), (16, "none")]
+
 each_arch = pytest.mark.parametrize("arch", ARCHITECTURES)
-each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-each_block = pytest.mark.parametrize("block", [(1, 1), (1, 4), (4, 4), (1, 8), (32, 32), (3, 12), (1, -1)], ids=str)
+
+
+def in_turn(often, others):
+    """What stands for the common case, on every GPU; the others on one of them each. All in both dtypes."""
+    everywhere = list(product(ARCHITECTURES, DTYPES, often))
+    turns = zip(cycle(ARCHITECTURES), product(others, DTYPES), strict=False)
+    return everywhere + [(arch, dtype, case) for arch, (case, dtype) in turns]
+
+
+each_block = pytest.mark.parametrize(("arch", "dtype", "block"), in_turn([(32, 32)], BLOCKS), ids=str)
+each_group = pytest.mark.parametrize(
+    ("arch", "dtype", "group"), in_turn([(4, other) for other in OTHERS], GROUPS), ids=str
+)
 
 
 def window_of(block, dtype, size=768):
@@ -33,8 +50,6 @@ def fills_a_vector(block, dtype):
     return block[1] == -1 or block[1] * dtype.itemsize % WIDE == 0
 
 
-@each_arch
-@each_dtype
 @each_block
 def test_fill(arch, dtype, block):
     from sparse_lightning.kernels.block_apply import triton
@@ -49,8 +64,6 @@ def test_fill(arch, dtype, block):
     assert wide_loads(kernel) == 0 or block == (1, 1), "only the mask of single weights is as long as a vector"
 
 
-@each_arch
-@each_dtype
 @each_block
 def test_scale(arch, dtype, block):
     from sparse_lightning.kernels.block_apply import triton
@@ -65,12 +78,11 @@ def test_scale(arch, dtype, block):
         assert wide_stores(kernel) > 0
 
 
-@each_arch
-@each_dtype
-@pytest.mark.parametrize(("m", "other"), [(2, "none"), (8, "none"), (16, "none"), *((4, o) for o in OTHERS)])
-def test_select(arch, dtype, m, other):
+@each_group
+def test_select(arch, dtype, group):
     from sparse_lightning.kernels.nm_select import triton
 
+    m, other = group
     weight = torch.zeros(512, 512, dtype=dtype)
     factor = {"none": None, "gradient": weight.clone(), "norms": torch.ones(512).expand(512, 512)}[other]
     with compiled_for(arch) as compiled:
@@ -82,8 +94,7 @@ def test_select(arch, dtype, m, other):
     assert "shfl" not in kernel.asm["ptx"], "a group is spread over threads"
 
 
-@each_arch
-@pytest.mark.parametrize("m", [3, 5, 12])
+@pytest.mark.parametrize(("arch", "m"), list(zip(ARCHITECTURES, [3, 5, 12], strict=True)))
 def test_select_of_odd_groups(arch, m):
     from sparse_lightning.kernels.nm_select import triton
 
