@@ -1,0 +1,155 @@
+"""A job: the model of `many_layouts` trained to sparsity in one of its layouts, and looked at after each step."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from many_layouts import PATTERNS, Net, alone
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
+
+from sparse_lightning import (
+    ERK,
+    LAMP,
+    SET,
+    Global,
+    Gradual,
+    Linear,
+    Magnitude,
+    Movement,
+    Proximal,
+    Random,
+    RigL,
+    Soft,
+    Sparsifier,
+    Taylor,
+    Uniform,
+    Wanda,
+)
+from sparse_lightning.distributed import local_part
+
+STEPS = 7
+"""How long a run is."""
+
+# Their scores don't tie: weights and data are random, and blocks differ by far more than the order of a sum does.
+CRITERIA = [Magnitude, Taylor, Movement, Wanda, Random]
+METHODS = [Gradual, partial(RigL, share=0.5), partial(SET, share=0.5), partial(Soft, updates=2), Proximal]
+BUDGETS = [Uniform, Global, ERK, LAMP]
+
+
+def cases_of(number):
+    """Each criterion, each method and each budget; the pairs of one number are those of no other, up to five."""
+    return [(i, (i + number) % 5, (i + number) % 4) for i in range(5)]
+
+
+class Job:
+    """A model in a layout, at work: the masks and the hold are looked at after each step.
+
+    A case is a criterion, a method and a budget, by number.
+    """
+
+    def __init__(self, case, layout=alone, every=2, patterns=PATTERNS):
+        criterion, method, budget = case
+        self.label = f"{CRITERIA[criterion].__name__}, {METHODS[method]()}, {BUDGETS[budget].__name__}"
+        self.net = Net()
+        self.call, self.part, self.parts = layout(self.net)
+        # Gradients that are zero but for rounding, such as those of the bias of keys, stay without effect.
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01, eps=1e-3, foreach=False)
+        parts = CRITERIA[criterion](), METHODS[method](), BUDGETS[budget]()
+        self.sparsifier = Sparsifier(patterns, Linear(0.6, end=3 * every), *parts, update_every=every)
+        self.sparsifier.attach(self.net, self.optimizer)
+        self.masks = []
+
+    def backward(self, step):
+        """Gradients of this process's part of the batch."""
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(12, 3, 24, generator=generator)[self.part :: self.parts]
+        self.optimizer.zero_grad()
+        (self.call(x) - x[..., :4].sin()).square().mean().backward()
+
+    def step(self, step):
+        """One step."""
+        self.backward(step)
+        self.sparsifier.before_step()
+        self.optimizer.step()
+        self.masks.append({name: mask.clone() for name, mask in self.sparsifier.masks.items()})
+
+    def run(self, start=0, stop=STEPS):
+        """Several, each followed by a look at the weights; gives the job."""
+        for step in range(start, stop):
+            self.step(step)
+            self.check_hold(step)
+        return self
+
+    def check_hold(self, step):
+        """Every pruned block is exactly +0.0 in the shard of this process, read as it is."""
+        for a in self.sparsifier._work.attached:
+            for name, block in a.blocks.items():
+                for spec, pruned in block.get_masks(a.masks[name]).items():
+                    marked = torch.zeros(spec.param.shape)
+                    spec.view.like(marked).data[pruned] = 1
+                    local, box = local_part(spec.param)
+                    values = local[marked[tuple(slice(*bounds) for bounds in box)] == 1]
+                    assert not values.any(), f"{self.label}, step {step}: {name} is not zero where it is pruned"
+                    assert not values.signbit().any(), f"{self.label}, step {step}: {name} holds a -0.0"
+
+    def weights(self):
+        """Whole weights, by name."""
+        return {name: whole(param.detach()) for name, param in self.net.named_parameters()}
+
+    def state(self):
+        """What a checkpoint holds: whole, on every process."""
+        options = StateDictOptions(full_state_dict=True)
+        model, optimizer = get_state_dict(self.net, self.optimizer, options=options)
+        return {"model": model, "optimizer": optimizer, "sparsifier": self.sparsifier.state_dict()}
+
+    def load(self, state):
+        """Take up a checkpoint of any layout."""
+        options = StateDictOptions(full_state_dict=True)
+        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        set_state_dict(self.net, self.optimizer, **parts, options=options)
+        self.sparsifier.load_state_dict(state["sparsifier"])
+        return self
+
+
+def whole(tensor):
+    """A tensor gathered from its shards."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def check_same(job, wanted, start=0):
+    """The masks of a reference after every step from `start` on, and its weights, gathered, at the end."""
+    for step, (one, other) in enumerate(zip(wanted.masks[start:], job.masks, strict=True), start):
+        for name, mask in one.items():
+            found = int((mask != other[name]).sum())
+            assert not found, f"{job.label}, step {step}: {found} of {mask.numel()} blocks of {name} are others"
+    found = job.weights()
+    for name, weight in wanted.weights().items():
+        close = torch.allclose(found[name], weight, rtol=1e-3, atol=1e-5)
+        assert close, f"{job.label}: {name} is off by {(found[name] - weight).abs().max():.2g}"
+        assert torch.equal(found[name] == 0, weight == 0), f"{job.label}: {name} is zero elsewhere"
+
+
+@contextmanager
+def group(rank, ranks, folder, name):
+    """A process group of the first few processes, that ends by itself where one of them is gone."""
+    meet = f"file://{folder}/meet {name}".replace(" ", "_")
+    dist.init_process_group("gloo", meet, timedelta(seconds=60), ranks, rank)
+    torch.manual_seed(100 + rank)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def check_no_trace(job):
+    """The gathered state has the names and shapes of the plain model."""
+    plain = {name: tensor.shape for name, tensor in Net().state_dict().items()}
+    assert {name: tensor.shape for name, tensor in job.state()["model"].items()} == plain
+    assert {type(module).__name__.removeprefix("FSDP") for module in job.net.modules()} == {
+        type(module).__name__ for module in Net().modules()
+    }
