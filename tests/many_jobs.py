@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,8 +33,20 @@ from sparse_lightning import (
 )
 from sparse_lightning.distributed import local_part
 
-STEPS = 7
-"""How long a run is."""
+
+class Plan(NamedTuple):
+    """How long a run is, and when it prunes how much."""
+
+    steps: int
+    schedule: Linear
+    every: int = 1
+
+
+QUICK = Plan(4, Linear(0.6, end=2, initial=0.3))
+"""An update before every step but the last."""
+
+LONG = Plan(7, Linear(0.6, end=6), every=2)
+"""Steps between the updates, of which the first prunes nothing."""
 
 # Their scores don't tie: weights and data are random, and blocks differ by far more than the order of a sum does.
 CRITERIA = [Magnitude, Taylor, Movement, Wanda, Random]
@@ -42,8 +55,8 @@ BUDGETS = [Uniform, Global, ERK, LAMP]
 
 
 def cases_of(number):
-    """Each criterion, each method and each budget; the pairs of one number are those of no other, up to five."""
-    return [(i, (i + number) % 5, (i + number) % 4) for i in range(5)]
+    """Each criterion, each method and each budget; five numbers have all pairs of a criterion and a method."""
+    return [(i, (i + number) % 5, (2 * i + number) % 5 % 4) for i in range(5)]
 
 
 class Job:
@@ -52,15 +65,15 @@ class Job:
     A case is a criterion, a method and a budget, by number.
     """
 
-    def __init__(self, case, layout=alone, every=2, patterns=PATTERNS):
+    def __init__(self, case, layout=alone, plan=QUICK, patterns=PATTERNS):
         criterion, method, budget = case
         self.label = f"{CRITERIA[criterion].__name__}, {METHODS[method]()}, {BUDGETS[budget].__name__}"
-        self.net = Net()
+        self.net, self.steps = Net(), plan.steps
         self.call, self.part, self.parts = layout(self.net)
         # Gradients that are zero but for rounding, such as those of the bias of keys, stay without effect.
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01, eps=1e-3, foreach=False)
         parts = CRITERIA[criterion](), METHODS[method](), BUDGETS[budget]()
-        self.sparsifier = Sparsifier(patterns, Linear(0.6, end=3 * every), *parts, update_every=every)
+        self.sparsifier = Sparsifier(patterns, plan.schedule, *parts, update_every=plan.every)
         self.sparsifier.attach(self.net, self.optimizer)
         self.masks = []
 
@@ -78,9 +91,9 @@ class Job:
         self.optimizer.step()
         self.masks.append({name: mask.clone() for name, mask in self.sparsifier.masks.items()})
 
-    def run(self, start=0, stop=STEPS):
-        """Several, each followed by a look at the weights; gives the job."""
-        for step in range(start, stop):
+    def run(self, start=0, stop=None):
+        """Several, to the end of the plan or not so far, each followed by a look at the weights; gives the job."""
+        for step in range(start, self.steps if stop is None else stop):
             self.step(step)
             self.check_hold(step)
         return self

@@ -138,8 +138,8 @@ LAYOUTS = {
     "FSDP2 on 2": (2, fsdp),
     "tensor parallel on 2": (2, tp),
     "FSDP2 on 3": (3, fsdp),
-    "DDP on 4": (4, ddp),
     "FSDP2 on 4": (4, fsdp),
-    "HSDP on 2 × 2": (4, hsdp),
+    "DDP on 4": (4, ddp),
     "FSDP2 × tensor parallel on 2 × 2": (4, fsdp_tp),
+    "HSDP on 2 × 2": (4, hsdp),
 }

@@ -18,29 +18,35 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from many_jobs import Job, cases_of, check_no_trace, check_same, group
+from many_jobs import LONG, Job, cases_of, check_no_trace, check_same, group
 from many_layouts import LAYOUTS, alone, ddp, fsdp, tp
 
 from sparse_lightning import SparseLightningError
 
-RANKS, SAVED, SHORT = 4, 4, 5
-"""How many processes there are, after which step a run is saved, between two updates, and how long a run is that has an
-update at every step but the last."""
+RANKS, SAVED = 4, 4
+"""How many processes there are, and after which step of a long run it is saved, between two updates."""
 
 
-def layouts(rank, folder, wanted):
-    """All layouts, each with five cases: the masks of one process at every update, the hold, and no trace."""
-    for number, (name, (ranks, layout)) in enumerate(LAYOUTS.items()):
+def layouts(half, folder):
+    """Every second layout, so that the two halves use the time in which the other waits."""
+    numbers = range(half, len(LAYOUTS), 2)
+    wanted = {case: Job(case).run() for number in numbers for case in cases_of(number)}
+    start(in_layouts, RANKS, folder, wanted, numbers)
+
+
+def in_layouts(rank, folder, wanted, numbers):
+    """Layouts, each with five cases: the masks of one process at every update, the hold, and no trace."""
+    for number in numbers:
+        name, (ranks, layout) = list(LAYOUTS.items())[number]
         if rank >= ranks:
             continue
         begin = time.perf_counter()
         with group(rank, ranks, folder, name):
             for case in cases_of(number):
-                job = Job(case, layout, every=1)
+                job = Job(case, layout)
                 torch.manual_seed(rank)
                 job.label = f"{name}, rank {rank}: {job.label}"
-                job.run(0, SHORT)
-                check_same(job, wanted[case])
+                check_same(job.run(), wanted[case])
             check_no_trace(job)
         if rank == 0:
             print(f"{name}: {time.perf_counter() - begin:.1f} s", flush=True)
@@ -57,7 +63,7 @@ def resumed(rank, folder, wanted):
         file = f"{folder}/saved {tag}"
         if rank < 2:
             with group(rank, 2, folder, f"save {tag}"):
-                state = Job(case, fsdp).run(0, SAVED).state()
+                state = Job(case, fsdp, LONG).run(0, SAVED).state()
                 if rank == 0:
                     torch.save(state, file)
         for ranks, layout in ((4, fsdp), (2, ddp), (2, tp)):
@@ -70,7 +76,7 @@ def resumed(rank, folder, wanted):
 
 def check_resumed(case, file, layout, wanted):
     """Loaded, and run to the end."""
-    job = Job(case, layout).load(torch.load(file, weights_only=True)).run(SAVED)
+    job = Job(case, layout, LONG).load(torch.load(file, weights_only=True)).run(SAVED)
     job.label = f"resumed by {layout.__name__}: {job.label}"
     check_same(job, wanted[case], SAVED)
 
@@ -78,7 +84,7 @@ def check_resumed(case, file, layout, wanted):
 def agreement(rank, folder, wanted):
     """What travels at an update is small; and a rank with another mask is found by all at the next one."""
     with group(rank, RANKS, folder, "wire"):
-        job = Job((2, 1, 1), fsdp).run(0, 4)
+        job = Job((2, 1, 1), fsdp, LONG).run(0, 4)
         check_wire(job)
         spoilt = dict(job.sparsifier.masks)
         if rank == 2:
@@ -139,7 +145,7 @@ def check_postponed(rank):
 def killed(rank, folder, wanted):
     """A run in which rank 1 is killed after a checkpoint was saved."""
     with group(rank, 2, folder, "killed"):
-        job = Job(RESUMED[0], fsdp).run(0, SAVED)
+        job = Job(RESUMED[0], fsdp, LONG).run(0, SAVED)
         state = job.state()
         if rank == 0:
             torch.save(state, f"{folder}/last")
@@ -160,9 +166,9 @@ def after_the_kill(rank, folder, wanted):
         check_resumed(RESUMED[0], f"{folder}/last", fsdp, wanted)
 
 
-def start(section, ranks, folder, wanted):
+def start(section, ranks, *arguments):
     """Run a section in forked processes; an error in one of them ends all."""
-    mp.start_processes(section, (folder, wanted), ranks, start_method="fork")
+    mp.start_processes(section, arguments, ranks, start_method="fork")
 
 
 def main(section, folder):
@@ -172,11 +178,11 @@ def main(section, folder):
     # A linear layer on three dimensions gives a view; the model changes none in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     if section == "layouts":
-        wanted = {case: Job(case, every=1).run(0, SHORT) for i in range(len(LAYOUTS)) for case in cases_of(i)}
-    else:
-        wanted = {case: Job(case).run() for case in RESUMED}
+        start(layouts, 2, folder)
+        return
+    wanted = {case: Job(case, plan=LONG).run() for case in RESUMED}
     if section != "killed":
-        start({"layouts": layouts, "resumed": resumed, "agreement": agreement}[section], RANKS, folder, wanted)
+        start({"resumed": resumed, "agreement": agreement}[section], RANKS, folder, wanted)
         return
     begin = time.perf_counter()
     try:
