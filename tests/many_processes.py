@@ -12,14 +12,14 @@ import signal
 import sys
 import time
 import warnings
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from many_jobs import LONG, Job, cases_of, check_no_trace, check_same, group
-from many_layouts import LAYOUTS, alone, ddp, fsdp, tp
+from many_jobs import LONG, Job, cases_of, check_no_trace, check_same, group, whole
+from many_layouts import LARGE, LAYOUTS, alone, ddp, fsdp, fsdp_tp, tp
+from many_messages import Messages, check_growth, check_silence, check_update
 
 from sparse_lightning import SparseLightningError
 
@@ -52,7 +52,10 @@ def in_layouts(rank, folder, wanted, numbers):
             print(f"{name}: {time.perf_counter() - begin:.1f} s", flush=True)
 
 
-RESUMED = [(2, 1, 1), (3, 3, 0), (0, 4, 0)]
+GROWING = (2, 1, 1)
+"""Movement and RigL: each reads one sum of each block."""
+
+RESUMED = [GROWING, (3, 3, 0), (0, 4, 0)]
 """Cases with all that a checkpoint can hold: state and growth, norms of inputs and multipliers, strengths."""
 
 
@@ -81,50 +84,39 @@ def check_resumed(case, file, layout, wanted):
     check_same(job, wanted[case], SAVED)
 
 
-def agreement(rank, folder, wanted):
+def agreement(rank, folder):
     """What travels at an update is small; and a rank with another mask is found by all at the next one."""
+    with group(rank, RANKS, folder, "both"):
+        check_wire(Job(GROWING, fsdp_tp, LONG, LARGE))
     with group(rank, RANKS, folder, "wire"):
-        job = Job((2, 1, 1), fsdp, LONG).run(0, 4)
-        check_wire(job)
+        job = Job(GROWING, fsdp, LONG, LARGE)
+        check_growth(job, *check_wire(job))
         spoilt = dict(job.sparsifier.masks)
         if rank == 2:
             name = "wide.weight"
             [attached] = [a for a in job.sparsifier._work.attached if a.name == name]
             attached.set_masks({name: ~spoilt[name]})
-        job.step(5)
         with pytest.raises(SparseLightningError, match=r"^rank 2 holds another mask of wide\.weight than rank 0"):
-            job.step(6)
+            job.step(4)
     with group(rank, RANKS, folder, "postponed"):
         check_postponed(rank)
 
 
 def check_wire(job):
-    """One update, with all collectives counted: grids and checksums, and nothing of a parameter's size."""
-    sent = []
-    originals = {name: getattr(dist, name) for name in ("all_reduce", "broadcast", "all_gather")}
-    job.backward(4)
-    with mock.patch.multiple(dist, **{name: counted(call, sent) for name, call in originals.items()}):
+    """An update and the step after it, with all messages read; gives the last grids that travelled, and gradients."""
+    job.run(0, 2)
+    job.backward(2)
+    gradients = {param: whole(param.grad) for param in job.net.parameters()}
+    with Messages() as update:
         job.sparsifier.update()
-    job.optimizer.step()
-    coupled = [block for a in job.sparsifier._work.attached for block in a.scope.blocks()]
-    members = [(block.numblk(), spec) for block in coupled for spec in block.blocks()]
-    blocks, reductions = sum(n for n, _ in members), 2
-    assert 4 * blocks * reductions < sum(sent), f"{sum(sent)} bytes can't be all that travelled for {blocks} blocks"
-    assert sum(sent) <= 8 * blocks * reductions, f"{sum(sent)} bytes for {blocks} blocks, reduced for score and growth"
-    assert max(sent) <= 8 * blocks, f"{max(sent)} bytes travelled at once, for {blocks} blocks"
-    largest = max(spec.param.nbytes for _, spec in members)
-    assert max(sent) < largest / 4, f"{max(sent)} bytes travelled at once, the largest parameter has {largest}"
-
-
-def counted(call, sent):
-    """A collective that notes the bytes of its tensor."""
-
-    def counting(tensor, *args, **kwargs):
-        one = tensor[0] if isinstance(tensor, list) else tensor
-        sent.append(one.nbytes)
-        return call(tensor, *args, **kwargs)
-
-    return counting
+    assert job.sparsifier.last_update.step == 2
+    check_update(job, update, reductions=2)  # the movement, and the gradient
+    with Messages() as silence:
+        job.optimizer.step()
+        job.sparsifier.before_step()
+        job.optimizer.step()
+    check_silence(silence)
+    return update.of(torch.float32)[-1], gradients
 
 
 def check_postponed(rank):
@@ -177,12 +169,12 @@ def main(section, folder):
     warnings.simplefilter("error")
     # A linear layer on three dimensions gives a view; the model changes none in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    if section == "layouts":
-        start(layouts, 2, folder)
+    if section in ("layouts", "agreement"):
+        start(*{"layouts": (layouts, 2), "agreement": (agreement, RANKS)}[section], folder)
         return
     wanted = {case: Job(case, plan=LONG).run() for case in RESUMED}
-    if section != "killed":
-        start({"resumed": resumed, "agreement": agreement}[section], RANKS, folder, wanted)
+    if section == "resumed":
+        start(resumed, RANKS, folder, wanted)
         return
     begin = time.perf_counter()
     try:
