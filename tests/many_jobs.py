@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -52,6 +53,8 @@ LONG = Plan(7, Linear(0.6, end=6), every=2)
 CRITERIA = [Magnitude, Taylor, Movement, Wanda, Random]
 METHODS = [Gradual, partial(RigL, share=0.5), partial(SET, share=0.5), partial(Soft, updates=2), Proximal]
 BUDGETS = [Uniform, Global, ERK, LAMP]
+EVERYTHING = [set(range(len(kind))) for kind in (CRITERIA, METHODS, BUDGETS)]
+"""The numbers of a case that every layout has."""
 
 
 def cases_of(number):
@@ -68,7 +71,7 @@ class Job:
     def __init__(self, case, layout=alone, plan=QUICK, patterns=PATTERNS):
         criterion, method, budget = case
         self.label = f"{CRITERIA[criterion].__name__}, {METHODS[method]()}, {BUDGETS[budget].__name__}"
-        self.net, self.steps = Net(), plan.steps
+        self.net, self.plan = Net(), plan
         self.call, self.part, self.parts = layout(self.net)
         # Gradients that are zero but for rounding, such as those of the bias of keys, stay without effect.
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01, eps=1e-3, foreach=False)
@@ -93,22 +96,10 @@ class Job:
 
     def run(self, start=0, stop=None):
         """Several, to the end of the plan or not so far, each followed by a look at the weights; gives the job."""
-        for step in range(start, self.steps if stop is None else stop):
+        for step in range(start, self.plan.steps if stop is None else stop):
             self.step(step)
-            self.check_hold(step)
+            check_hold(self.sparsifier, f"{self.label}, step {step}")
         return self
-
-    def check_hold(self, step):
-        """Every pruned block is exactly +0.0 in the shard of this process, read as it is."""
-        for a in self.sparsifier._work.attached:
-            for name, block in a.blocks.items():
-                for spec, pruned in block.get_masks(a.masks[name]).items():
-                    marked = torch.zeros(spec.param.shape)
-                    spec.view.like(marked).data[pruned] = 1
-                    local, box = local_part(spec.param)
-                    values = local[marked[tuple(slice(*bounds) for bounds in box)] == 1]
-                    assert not values.any(), f"{self.label}, step {step}: {name} is not zero where it is pruned"
-                    assert not values.signbit().any(), f"{self.label}, step {step}: {name} holds a -0.0"
 
     def weights(self):
         """Whole weights, by name."""
@@ -127,6 +118,19 @@ class Job:
         set_state_dict(self.net, self.optimizer, **parts, options=options)
         self.sparsifier.load_state_dict(state["sparsifier"])
         return self
+
+
+def check_hold(sparsifier, label):
+    """Every pruned block is exactly +0.0 in the shard of this process, read as it is."""
+    for a in sparsifier._work.attached:
+        for name, block in a.blocks.items():
+            for spec, pruned in block.get_masks(a.masks[name]).items():
+                marked = torch.zeros(spec.param.shape)
+                spec.view.like(marked).data[pruned] = 1
+                local, box = local_part(spec.param)
+                values = local[marked[tuple(slice(*bounds) for bounds in box)] == 1]
+                assert not values.any(), f"{label}: {name} is not zero where it is pruned"
+                assert not values.signbit().any(), f"{label}: {name} holds a -0.0"
 
 
 def whole(tensor):
@@ -166,3 +170,29 @@ def check_no_trace(job):
     assert {type(module).__name__.removeprefix("FSDP") for module in job.net.modules()} == {
         type(module).__name__ for module in Net().modules()
     }
+
+
+def check_lively(job):
+    """Each update but the first changes the masks, and where blocks may grow some do: else runs are easily the same."""
+    updates = job.masks[: job.plan.schedule.end + 1 : job.plan.every]
+    masks = [torch.cat([mask.flatten() for mask in masks.values()]) for masks in updates]
+    for before, after in pairwise(masks):
+        assert not torch.equal(before, after), f"{job.label}: an update without a change"
+    if job.sparsifier.settings.method.growth:
+        assert any((before & ~after).any() for before, after in pairwise(masks)), f"{job.label}: nothing grew"
+
+
+def check_cuts(job):
+    """Where parameters are in shards, a border lies inside of a block, and one inside of a group of N:M."""
+    params = dict(job.net.named_parameters())
+    if any(isinstance(param, DTensor) for param in params.values()):
+        sizes = [{"wide.weight": (32, 8)}, {"thin.fours.weight": (1, 4), "thin.sixes.weight": (1, 6)}]
+        cut = [any(is_cut(local_part(params[name])[1], size) for name, size in some.items()) for some in sizes]
+        anywhere = torch.tensor(cut, dtype=torch.int64)
+        dist.all_reduce(anywhere, dist.ReduceOp.MAX)
+        assert anywhere.all(), f"{job.label}: no border of a shard lies inside of a block, or of a group"
+
+
+def is_cut(box, size):
+    """Whether a box begins inside of a block."""
+    return any(low % n for (low, _), n in zip(box, size, strict=True))

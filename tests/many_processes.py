@@ -17,7 +17,19 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from many_jobs import LONG, Job, cases_of, check_no_trace, check_same, group, whole
+from many_jobs import (
+    EVERYTHING,
+    LONG,
+    QUICK,
+    Job,
+    cases_of,
+    check_cuts,
+    check_lively,
+    check_no_trace,
+    check_same,
+    group,
+    whole,
+)
 from many_layouts import LARGE, LAYOUTS, alone, ddp, fsdp, fsdp_tp, tp
 from many_messages import Messages, check_growth, check_silence, check_update
 
@@ -27,10 +39,20 @@ RANKS, SAVED = 4, 4
 """How many processes there are, and after which step of a long run it is saved, between two updates."""
 
 
+def references(cases, plan):
+    """Jobs in one process, by case."""
+    jobs = {case: Job(case, plan=plan).run() for case in cases}
+    for job in jobs.values():
+        check_lively(job)
+    return jobs
+
+
 def layouts(half, folder):
     """Every second layout, so that the two halves use the time in which the other waits."""
     numbers = range(half, len(LAYOUTS), 2)
-    wanted = {case: Job(case).run() for number in numbers for case in cases_of(number)}
+    for number in numbers:
+        assert [set(column) for column in zip(*cases_of(number), strict=True)] == EVERYTHING
+    wanted = references([case for number in numbers for case in cases_of(number)], QUICK)
     start(in_layouts, RANKS, folder, wanted, numbers)
 
 
@@ -47,6 +69,7 @@ def in_layouts(rank, folder, wanted, numbers):
                 torch.manual_seed(rank)
                 job.label = f"{name}, rank {rank}: {job.label}"
                 check_same(job.run(), wanted[case])
+            check_cuts(job)
             check_no_trace(job)
         if rank == 0:
             print(f"{name}: {time.perf_counter() - begin:.1f} s", flush=True)
@@ -172,7 +195,7 @@ def main(section, folder):
     if section in ("layouts", "agreement"):
         start(*{"layouts": (layouts, 2), "agreement": (agreement, RANKS)}[section], folder)
         return
-    wanted = {case: Job(case, plan=LONG).run() for case in RESUMED}
+    wanted = references(RESUMED, LONG)
     if section == "resumed":
         start(resumed, RANKS, folder, wanted)
         return

@@ -1,7 +1,7 @@
-"""A Lightning Trainer in two processes with FSDP2: a program, run as `python many_trainers.py FOLDER`.
+"""Lightning Trainers in two processes: a program, run as `python many_trainers.py FOLDER`.
 
-A plain Trainer in one process is the reference. Then two processes train the same model in shards, are saved, and
-resumed: from a whole checkpoint, and from one in shards.
+A plain Trainer in one process is the reference. Then two processes train the same model with DDP, with FSDP2 and with
+tensor parallelism, are saved, and resumed: by as many processes, and by one.
 """
 
 from __future__ import annotations
@@ -10,24 +10,28 @@ import os
 import socket
 import sys
 import warnings
+from itertools import pairwise
 
 import lightning as L
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from many_jobs import check_hold
 from resumable import Loader
 from small_nets import Net
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from sparse_lightning import Blocks, Global, Linear, RigL, SparsityCallback, Wanda
+from sparse_lightning import LAMP, Blocks, Linear, RigL, SparsityCallback, Wanda
 
 STEPS, SAVED = 8, 4
 """How long a run is, and after which step it is saved: between two updates, in the middle of an epoch."""
 
 
-class Sharded(Net):
-    """The small net, in shards where there is a mesh, with a part of each batch for each process."""
+class Shared(Net):
+    """The small net, shared as the mesh says where there is one, with a part of each batch for each process."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -36,7 +40,12 @@ class Sharded(Net):
 
     def configure_model(self):
         """Called again when a Trainer resumes."""
-        if self.device_mesh is not None and not isinstance(self.up, FSDPModule):
+        if self.device_mesh is None or isinstance(self.up.weight, DTensor):
+            return
+        if self.device_mesh["tensor_parallel"].size() > 1:
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            parallelize_module(self, self.device_mesh["tensor_parallel"], plan)
+        else:
             for layer in (self.up, self.down, self):
                 fully_shard(layer, mesh=self.device_mesh["data_parallel"])
 
@@ -46,26 +55,32 @@ class Sharded(Net):
 
     def train_dataloader(self):
         """Goes on in the middle of an epoch."""
-        return PartOfEach()
+        # Loss and gradients are means over samples: those of equal parts have the mean of the whole.
+        sampler = self.trainer.strategy.distributed_sampler_kwargs if dist.is_initialized() else {}
+        return PartOfEach(sampler.get("rank", 0), sampler.get("num_replicas", 1))
 
 
 class PartOfEach(Loader):
-    """The batches of a run of one process; where there are several, each gets every n-th sample."""
+    """The batches of a run of one process; where several see different data, each gets every n-th sample."""
+
+    def __init__(self, part, parts):
+        super().__init__()
+        self.part, self.parts = part, parts
 
     def __iter__(self):
-        parts, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
         for x, y in super().__iter__():
-            yield x[rank::parts], y[rank::parts]
+            yield x[self.part :: self.parts], y[self.part :: self.parts]
 
 
 class Masks(L.Callback):
-    """Notes the masks after each step, and saves once."""
+    """Notes the masks after each step, looks whether they are held, and saves once."""
 
     def __init__(self, sparsifier, file):
         self.sparsifier, self.file, self.seen = sparsifier, file, {}
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         """After the step."""
+        check_hold(self.sparsifier, f"{type(trainer.strategy).__name__}, step {trainer.global_step}")
         self.seen[trainer.global_step] = {name: mask.clone() for name, mask in self.sparsifier.masks.items()}
         if self.file and trainer.global_step == SAVED:
             trainer.save_checkpoint(self.file)
@@ -73,9 +88,9 @@ class Masks(L.Callback):
 
 def train(strategy="auto", devices=1, save=None, resume=None):
     """A run: its masks by step, and the whole weights at the end."""
-    parts = Wanda(), RigL(0.5), Global()
+    parts = Wanda(), RigL(0.5), LAMP()
     ours = SparsityCallback([Blocks("*.weight", (4, 4))], Linear(0.7, end=6), *parts, update_every=2)
-    masks, net = Masks(ours.sparsifier, save), Sharded()
+    masks, net = Masks(ours.sparsifier, save), Shared()
     off = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     options = {"accelerator": "cpu", "max_steps": STEPS, "logger": False, "limit_val_batches": 0, **off}
     trainer = L.Trainer(callbacks=[ours, masks], strategy=strategy, devices=devices, **options)
@@ -93,34 +108,51 @@ def check_same(label, found, wanted):
         assert torch.allclose(weight, wanted[1][name], rtol=1e-3, atol=1e-5), f"{label}: {name} has other weights"
 
 
+def mesh(data, tensor, in_shards=False):
+    """The strategy for FSDP2 and tensor parallelism on so many processes."""
+    sizes = {"data_parallel_size": data, "tensor_parallel_size": tensor}
+    return ModelParallelStrategy(**sizes, save_distributed_checkpoint=in_shards, process_group_backend="gloo")
+
+
+def check_resumed(label, found, wanted):
+    """As `check_same`, for all steps after the checkpoint."""
+    assert list(found[0]) == list(range(SAVED + 1, STEPS + 1)), f"{label}: not resumed where the run was saved"
+    check_same(label, found, wanted)
+
+
 def work(rank, port, folder, wanted):
     """What torchrun would start."""
     places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
     os.environ |= {**places, **ranks, "TORCHELASTIC_RUN_ID": "test"}
-    for form in ("whole", "sharded"):
-        options = {"data_parallel_size": 2, "tensor_parallel_size": 1, "process_group_backend": "gloo"}
-        options["save_distributed_checkpoint"] = form == "sharded"
-        saved = f"{folder}/{form}.ckpt"
-        check_same(form, train(ModelParallelStrategy(**options), 2, save=saved), wanted)
-        resumed = train(ModelParallelStrategy(**options), 2, resume=saved)
-        assert list(resumed[0]) == list(range(SAVED + 1, STEPS + 1)), "the run was not resumed where it was saved"
-        check_same(f"resumed from a {form} checkpoint", resumed, wanted)
+    check_same("DDP", train(DDPStrategy(process_group_backend="gloo"), 2, save=f"{folder}/ddp"), wanted)
+    check_same("tensor parallel", train(mesh(1, 2), 2, save=f"{folder}/tensor"), wanted)
+    for form in ("whole", "shards"):
+        check_same(f"FSDP2, {form}", train(mesh(2, 1, form == "shards"), 2, save=f"{folder}/{form}"), wanted)
+        resumed = train(mesh(2, 1), 2, resume=f"{folder}/{form}")
+        check_resumed(f"FSDP2 from {form}", resumed, wanted)
+    check_resumed("tensor parallel from whole", train(mesh(1, 2), 2, resume=f"{folder}/whole"), wanted)
     dist.destroy_process_group()
 
 
 def main(folder):
-    """The reference, then two processes."""
+    """The reference, then two processes, then one again."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     # As in pyproject.toml, where they are explained.
     for text in (".*does not have many workers.*", ".*LeafSpec.*", "The number of training batches .* is smaller.*"):
         warnings.filterwarnings("ignore", text)
     wanted = train()
+    later = [torch.cat([mask.flatten() for mask in wanted[0][step].values()]) for step in range(SAVED, STEPS + 1)]
+    assert any((old & ~new).any() for old, new in pairwise(later)), "blocks have to grow in what is resumed"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     mp.start_processes(work, (port, folder, wanted), 2, start_method="fork")
+    for saved in ("ddp", "tensor", "whole"):
+        check_resumed(f"one process from {saved}", train(resume=f"{folder}/{saved}"), wanted)
+    check_resumed("one process from shards", train(mesh(1, 1), resume=f"{folder}/shards"), wanted)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from many_layouts import LAYOUTS
 
 HERE = Path(__file__).parent
 
@@ -31,9 +32,9 @@ def run(program, *arguments, seconds=240):
 
 
 def test_masks_of_every_layout_are_those_of_one_process(tmp_path):
-    """Each criterion and each method in each layout; see `many_processes.LAYOUTS`."""
+    """Each criterion, method, budget and kind of block in each layout; see `many_layouts` and `many_jobs`."""
     printed = run("many_processes.py", "layouts", tmp_path)
-    for layout in ("DDP on 4", "FSDP2 on 3", "tensor parallel on 2", "FSDP2 × tensor parallel on 2 × 2"):
+    for layout in LAYOUTS:
         assert f"{layout}: " in printed, printed
 
 
@@ -49,7 +50,7 @@ def test_a_killed_rank_ends_the_job_which_resumes(tmp_path):
     assert "process 1 terminated with signal SIGKILL" in run("many_processes.py", "killed", tmp_path)
 
 
-def test_a_trainer_with_fsdp2(tmp_path):
+def test_trainers_with_ddp_fsdp2_and_tensor_parallelism(tmp_path):
     run("many_trainers.py", tmp_path)
 
 
