@@ -37,7 +37,7 @@ class InputNorms(Mapping[Tensor, Tensor]):
 
     def __init__(self, module: nn.Module, weights: Iterable[Tensor] | None = None) -> None:
         self.squares: dict[Tensor, Tensor] = {}
-        """The sums of squares that this process has seen, by parameter."""
+        """The sums of squares that this process has seen, by parameter; where inputs come in shards, theirs too."""
         self._before: dict[Tensor, Tensor] = {}
         self._copies = 1
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -64,8 +64,7 @@ class InputNorms(Mapping[Tensor, Tensor]):
         squares = x.square().sum([d for d in range(x.ndim) if d != feature])
         if is_sharded(x):
             self._copies = max(self._copies, x.device_mesh.size())
-            squares = squares.full_tensor()
-        ones = squares.new_full((1,), x.numel() // max(1, x.shape[feature]))
+        ones = torch.full((1,), x.numel() // max(1, x.shape[feature]), dtype=squares.dtype, device=squares.device)
         for param in self._own[layer]:
             found = ones if param.ndim == 1 else squares
             seen = self.squares.get(param)
@@ -85,7 +84,7 @@ class InputNorms(Mapping[Tensor, Tensor]):
     def _total(self, param: Tensor) -> Tensor | None:
         layer: Any = self._watched[param]
         features = 1 if param.ndim == 1 else layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-        total, before = _over_ranks(self.squares.get(param), features, param), self._before.get(param)
+        total, before = _over_ranks(_whole(self.squares.get(param)), features, param), self._before.get(param)
         total = total if total is None or self._copies == 1 else total / self._copies
         return total if before is None else before if total is None else before + total
 
@@ -119,6 +118,12 @@ class TrainingInputNorms(InputNorms):
     def _collect(self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if layer.training:
             super()._collect(layer, inputs, named)
+
+
+def _whole(squares: Tensor | None) -> Tensor | None:
+    """Shards are brought together here, when norms are read: in a forward pass nothing is to travel."""
+    placed: Any = squares
+    return placed.full_tensor() if squares is not None and is_sharded(squares) else squares
 
 
 def _over_ranks(squares: Tensor | None, features: int, param: Tensor) -> Tensor | None:

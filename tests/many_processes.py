@@ -39,6 +39,14 @@ RANKS, SAVED = 4, 4
 """How many processes there are, and after which step of a long run it is saved, between two updates."""
 
 
+def all_cases():
+    """Those of all layouts."""
+    found = [cases_of(number) for number in range(len(LAYOUTS))]
+    for cases in found:
+        assert [set(column) for column in zip(*cases, strict=True)] == EVERYTHING, f"{cases} leave something out"
+    return {case for cases in found for case in cases}
+
+
 def references(cases, plan):
     """Jobs in one process, by case."""
     jobs = {case: Job(case, plan=plan).run() for case in cases}
@@ -47,13 +55,9 @@ def references(cases, plan):
     return jobs
 
 
-def layouts(half, folder):
+def layouts(half, folder, wanted):
     """Every second layout, so that the two halves use the time in which the other waits."""
-    numbers = range(half, len(LAYOUTS), 2)
-    for number in numbers:
-        assert [set(column) for column in zip(*cases_of(number), strict=True)] == EVERYTHING
-    wanted = references([case for number in numbers for case in cases_of(number)], QUICK)
-    start(in_layouts, RANKS, folder, wanted, numbers)
+    start(in_layouts, RANKS, folder, wanted, range(half, len(LAYOUTS), 2))
 
 
 def in_layouts(rank, folder, wanted, numbers):
@@ -78,7 +82,10 @@ def in_layouts(rank, folder, wanted, numbers):
 GROWING = (2, 1, 1)
 """Movement and RigL: each reads one sum of each block."""
 
-RESUMED = [GROWING, (3, 3, 0), (0, 4, 0)]
+WATCHING = (3, 3, 0)
+"""Wanda and Soft: norms of inputs, and multipliers."""
+
+RESUMED = [GROWING, WATCHING, (0, 4, 0)]
 """Cases with all that a checkpoint can hold: state and growth, norms of inputs and multipliers, strengths."""
 
 
@@ -111,6 +118,7 @@ def agreement(rank, folder):
     """What travels at an update is small; and a rank with another mask is found by all at the next one."""
     with group(rank, RANKS, folder, "both"):
         check_wire(Job(GROWING, fsdp_tp, LONG, LARGE))
+        check_forward(Job(WATCHING, fsdp_tp, LONG, LARGE))
     with group(rank, RANKS, folder, "wire"):
         job = Job(GROWING, fsdp, LONG, LARGE)
         check_growth(job, *check_wire(job))
@@ -123,6 +131,22 @@ def agreement(rank, folder):
             job.step(4)
     with group(rank, RANKS, folder, "postponed"):
         check_postponed(rank)
+
+
+def check_forward(job):
+    """A forward pass sends what it would send without the sparsifier, though inputs are watched in it."""
+    job.run(0, 2)
+    watched = messages_of_pass(job)
+    job.sparsifier.detach()
+    plain = messages_of_pass(job)
+    assert watched == plain, f"{watched} messages in a forward pass, {plain} without the sparsifier"
+
+
+def messages_of_pass(job):
+    """How many messages a forward and a backward pass send."""
+    with Messages() as messages:
+        job.backward(2)
+    return len(messages.sent)
 
 
 def check_wire(job):
@@ -192,8 +216,11 @@ def main(section, folder):
     warnings.simplefilter("error")
     # A linear layer on three dimensions gives a view; the model changes none in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    if section in ("layouts", "agreement"):
-        start(*{"layouts": (layouts, 2), "agreement": (agreement, RANKS)}[section], folder)
+    if section == "agreement":
+        start(agreement, RANKS, folder)
+        return
+    if section == "layouts":
+        start(layouts, 2, folder, references(all_cases(), QUICK))
         return
     wanted = references(RESUMED, LONG)
     if section == "resumed":
