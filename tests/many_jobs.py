@@ -78,6 +78,8 @@ class Job:
         parts = CRITERIA[criterion](), METHODS[method](), BUDGETS[budget]()
         self.sparsifier = Sparsifier(patterns, plan.schedule, *parts, update_every=plan.every)
         self.sparsifier.attach(self.net, self.optimizer)
+        # A loop that clips masks gradients too. Where they are not masked, only the hold keeps pruned blocks at zero.
+        self.clips = criterion % 2 == 0
         self.masks = []
 
     def backward(self, step):
@@ -90,7 +92,9 @@ class Job:
     def step(self, step):
         """One step."""
         self.backward(step)
-        self.sparsifier.before_step()
+        self.sparsifier.update()
+        if self.clips:
+            self.sparsifier.mask_gradients()
         self.optimizer.step()
         self.masks.append({name: mask.clone() for name, mask in self.sparsifier.masks.items()})
 
