@@ -99,9 +99,10 @@ def resumed(rank, folder, wanted):
                 state = Job(case, fsdp, LONG).run(0, SAVED).state()
                 if rank == 0:
                     torch.save(state, file)
-        for ranks, layout in ((4, fsdp), (2, ddp), (2, tp)):
-            if rank < ranks:
-                with group(rank, ranks, folder, f"resume {tag} {layout.__name__}"):
+        # The last two at the same time: each needs a half of the processes.
+        for first, ranks, layout in ((0, 4, fsdp), (0, 2, ddp), (2, 2, tp)):
+            if first <= rank < first + ranks:
+                with group(rank - first, ranks, folder, f"resume {tag} {layout.__name__}"):
                     check_resumed(case, file, layout, wanted)
         if rank == 0:
             check_resumed(case, file, alone, wanted)
