@@ -40,8 +40,8 @@ def check_update(job, messages, reductions):
     """One update of a criterion and a growth that read `reductions` sums: bits, checksums, flags and grids alone."""
     masks = job.sparsifier.masks
     [bits] = messages.of(torch.uint8)
-    # Those of each scope are filled up to a byte, and a parameter or what is coupled is one.
-    assert bits.nbytes == sum(-(-mask.numel() // 8) for mask in masks.values())
+    blocks = sum(mask.numel() for mask in masks.values())
+    assert bits.nbytes == -(-blocks // 8), f"{bits.nbytes} bytes for the masks of {blocks} blocks"
     checksums, *flags = messages.of(torch.int64)
     assert checksums.numel() == 2 * len(masks)
     assert all(flag.numel() == 1 for flag in flags)
