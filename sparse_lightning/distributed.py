@@ -123,6 +123,28 @@ def _sharding_dims(param: Tensor) -> tuple[int, ...]:
     return tuple(i for i in kept if placed.device_mesh.size(i) > 1)
 
 
+def sharded_along(param: Tensor, dims: Sequence[int]) -> bool:
+    """Whether a parameter is cut along one of some dimensions."""
+    placements: Any = cast(Any, param).placements if is_sharded(param) else ()
+    return any(not placement.is_replicate() and placement.dim in dims for placement in placements)
+
+
+def united(mask: Tensor, param: Tensor) -> Tensor:
+    """The mask of a whole parameter, one entry for each weight, of what each process has chosen for its part.
+
+    Bits travel, over the mesh dimensions that shard the parameter. Each is set by one process, so that their sum is
+    their union.
+    """
+    if not is_sharded(param):
+        return mask
+    all_of_it = mask.new_zeros(param.shape)
+    all_of_it[tuple(slice(*bounds) for bounds in local_part(param)[1])] = mask
+    wire = pack(all_of_it)
+    for dim in _sharding_dims(param):
+        dist.all_reduce(wire, group=cast(Any, param).device_mesh.get_group(dim))
+    return unpack(wire, param.shape)
+
+
 def has_others() -> bool:
     """Whether there are other processes to agree with."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -92,8 +92,8 @@ def ddp(net):
 
 
 def shard(net, mesh):
-    """FSDP2 on the last dimension of a mesh; layers of N:M by columns, where these divide."""
-    columns = {p for p in net.thin.parameters() if p.ndim == 2 and p.shape[1] % mesh.shape[-1] == 0}
+    """FSDP2 on the last dimension of a mesh; of the layers of N:M two by columns, where these divide."""
+    columns = {p for p in (net.thin.fours.weight, net.thin.sixes.weight) if p.shape[1] % mesh.shape[-1] == 0}
     fully_shard(net.mlp, mesh=mesh)
     fully_shard(net, mesh=mesh, shard_placement_fn=lambda p: Shard(1) if p in columns else None)
 

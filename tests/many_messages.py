@@ -51,6 +51,14 @@ def check_update(job, messages, reductions):
     assert sum(grid.numel() for grid in grids) == reductions * travelling, "more or less than a number for each block"
 
 
+def check_groups(job, messages):
+    """An update of N:M groups that no border cuts: a bit for each weight, to bring the choices together and to all."""
+    bits = messages.of(torch.uint8)
+    weights = sum(mask.numel() for mask in job.sparsifier.masks.values())
+    assert [message.nbytes for message in bits] == [weights // 8] * 2
+    assert not messages.of(torch.float32), "scores of single weights travelled"
+
+
 def ways(param):
     """Over how many dimensions of its mesh a parameter is sharded: so many times its grid travels."""
     return sum(not placement.is_replicate() for placement in param.placements)

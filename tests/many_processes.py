@@ -31,9 +31,9 @@ from many_jobs import (
     whole,
 )
 from many_layouts import LARGE, LAYOUTS, alone, ddp, fsdp, fsdp_tp, tp
-from many_messages import Messages, check_growth, check_silence, check_update
+from many_messages import Messages, check_groups, check_growth, check_silence, check_update
 
-from sparse_lightning import SparseLightningError
+from sparse_lightning import NM, SparseLightningError
 
 RANKS, SAVED = 4, 4
 """How many processes there are, and after which step of a long run it is saved, between two updates."""
@@ -82,6 +82,9 @@ def in_layouts(rank, folder, wanted, numbers):
 GROWING = (2, 1, 1)
 """Movement and RigL: each reads one sum of each block."""
 
+KEPT = (1, 0, 0)
+"""Taylor and Gradual: N:M in one pass."""
+
 WATCHING = (3, 3, 0)
 """Wanda and Soft: norms of inputs, and multipliers."""
 
@@ -121,6 +124,7 @@ def agreement(rank, folder):
         check_wire(Job(GROWING, fsdp_tp, LONG, LARGE))
         check_forward(Job(WATCHING, fsdp_tp, LONG, LARGE))
     with group(rank, RANKS, folder, "wire"):
+        check_wire_of_groups(Job(KEPT, fsdp, QUICK, [NM("thin.rows.weight", 2, 4)]))
         job = Job(GROWING, fsdp, LONG, LARGE)
         check_growth(job, *check_wire(job))
         spoilt = dict(job.sparsifier.masks)
@@ -165,6 +169,17 @@ def check_wire(job):
         job.optimizer.step()
     check_silence(silence)
     return update.of(torch.float32)[-1], gradients
+
+
+def check_wire_of_groups(job):
+    """An update of N:M, with all messages read."""
+    job.run(0, 2)
+    job.backward(2)
+    with Messages() as update:
+        job.sparsifier.update()
+    assert job.sparsifier.last_update.step == 2
+    assert job.sparsifier.sparsity() > 0
+    check_groups(job, update)
 
 
 def check_postponed(rank):
