@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
-import lightning as L
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn import Parameter
@@ -13,11 +12,13 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW, Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
+from sparse_lightning.models.sharding import Shardable
+
 OptimizerFactory = Callable[[Iterable[Parameter]], Optimizer]
 """Makes an optimizer of parameters: a class of torch.optim, or a partial of one."""
 
 
-class Classifier(L.LightningModule):
+class Classifier(Shardable):
     """Trains `forward`, which subclasses give, to name the classes of a batch `(inputs, labels)`.
 
     Args:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
@@ -59,3 +61,7 @@ class DigitsConv(Classifier):
             x = stage(self.pool(x) if i else x)
         scores: Tensor = self.head(x.mean((2, 3)))
         return scores
+
+    def shards(self) -> Iterable[nn.Module]:
+        """The stages."""
+        return self.stages

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
 from sparse_lightning.models.classifier import Classifier, OptimizerFactory
+from sparse_lightning.models.sharding import Plan, block_plan
 from sparse_lightning.models.transformer import Block
 
 PATCH = 2
@@ -40,3 +43,11 @@ class DigitsViT(Classifier):
         x = self.blocks(self.embed(patches) + self.position)
         scores: Tensor = self.head(self.norm(x).mean(1))
         return scores
+
+    def shards(self) -> Iterable[nn.Module]:
+        """The transformer blocks."""
+        return self.blocks
+
+    def tensor_plan(self, size: int) -> Plan:
+        """That of the transformer blocks; embeddings and head stay whole."""
+        return block_plan("blocks.*")

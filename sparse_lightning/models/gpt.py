@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
 from sparse_lightning.models.classifier import OptimizerFactory
 from sparse_lightning.models.language_model import LanguageModel
+from sparse_lightning.models.sharding import Plan, block_plan
 from sparse_lightning.models.transformer import Block
 
 
@@ -48,3 +51,11 @@ class GPT(LanguageModel):
         x = self.embed(tokens) + self.position[: tokens.shape[1]]
         scores: Tensor = self.head(self.norm(self.blocks(x)))
         return scores
+
+    def shards(self) -> Iterable[nn.Module]:
+        """The transformer blocks."""
+        return self.blocks
+
+    def tensor_plan(self, size: int) -> Plan:
+        """That of the transformer blocks; embeddings and head stay whole."""
+        return block_plan("blocks.*")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -11,6 +11,7 @@ from torch.nn.functional import gelu
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
+from sparse_lightning.distributed import held, local_like
 from sparse_lightning.models.classifier import Classifier, OptimizerFactory
 from sparse_lightning.models.whitening import whitening_filters
 
@@ -103,7 +104,11 @@ class HlbCifar10(Classifier):
         """Make the whitening filters, once, of the first images: those of the first process for all."""
         if self.global_step == 0 and batch_idx == 0:
             filters = self.trainer.strategy.broadcast(whitening_filters(batch[0]))
-            self.whiten.weight.data.copy_(filters)
+            held(self.whiten.weight).copy_(local_like(filters, self.whiten.weight))
+
+    def shards(self) -> Iterable[nn.Module]:
+        """The groups."""
+        return self.groups
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimizer that was asked for, its learning rate rising fast and falling slowly."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import lightning as L
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW, Optimizer
 
 from sparse_lightning.models.classifier import OptimizerFactory
+from sparse_lightning.models.sharding import Shardable
 
 
-class LanguageModel(L.LightningModule):
+class LanguageModel(Shardable):
     """Trains `forward`, which subclasses give, to foretell each token of a batch `(batch, tokens)` from those before.
 
     Args:
