@@ -50,4 +50,6 @@ class TwoSets(L.LightningDataModule):
         self.setup()
         assert self._sets is not None
         found = self._sets[which]
-        return DataLoader(found, self.batch_size, shuffle, num_workers=self.num_workers, drop_last=shuffle)
+        # With names for all of them: for several processes Lightning makes the loader once more, with names of its own.
+        options: dict[str, Any] = {"batch_size": self.batch_size, "num_workers": self.num_workers}
+        return DataLoader(found, shuffle=shuffle, drop_last=shuffle, **options)
