@@ -12,15 +12,14 @@ import lightning as L
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from sparse_lightning.callbacks.interruption import Interruption
+from sparse_lightning.callbacks.interruption import Interrupted, Interruption
+from sparse_lightning.callbacks.saving import save
 from sparse_lightning.configuration.check import check
 from sparse_lightning.configuration.folders import last_checkpoint
 from sparse_lightning.configuration.parts import Parts
+from sparse_lightning.configuration.processes import is_first, watch
+from sparse_lightning.configuration.shards import check_checkpoint, check_model
 from sparse_lightning.report import Report
-
-
-class Interrupted(Exception):
-    """The run was ended by Ctrl-C, and has left a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,14 @@ def run(config: dict[str, Any], trusted: Iterable[str] = ()) -> Outcome:
         trusted: prefixes of dotted names that the user trusts.
     """
     parts, sparse = prepare(config, trusted)
-    sparse.folder.mkdir(parents=True, exist_ok=True)
-    (sparse.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
+    if is_first():
+        sparse.folder.mkdir(parents=True, exist_ok=True)
+        (sparse.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     dense = _dense(parts, sparse.folder, config) if config["compare_dense"] else None
     pruning, report = parts.sparsity(), Report(sparse.folder, dense)
     trainer = sparse.fit([pruning, report], parts.logger())
     exporter = parts.exporter()
-    if exporter is not None and trainer.is_global_zero:
+    if exporter is not None:
         exporter(sparse.folder, sparse.model, pruning.sparsifier)
     metric = trainer.callback_metrics.get(getattr(sparse.model, "metric", ""))
     return Outcome(None if metric is None else float(metric), report.table, sparse.folder)
@@ -62,9 +62,11 @@ def prepare(config: dict[str, Any], trusted: Iterable[str] = ()) -> tuple[Parts,
     """All that is refused is refused here, before any training."""
     check(config, trusted)
     parts = Parts(config, tuple(trusted))
-    parts.check_small()
+    trainer = parts.check_small()
     sparse = Fit(parts, Path(config["folder"]), config["ckpt_path"])
     parts.check_patterns(sparse.model)
+    check_model(trainer, sparse.model)
+    check_checkpoint(trainer, sparse.ckpt_path)
     return parts, sparse
 
 
@@ -77,7 +79,8 @@ def _dense(parts: Parts, folder: Path, config: dict[str, Any]) -> dict[str, floa
     twin = Fit(parts, folder / "dense", "last" if resumes else None)
     trainer = twin.fit([], False)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    file.write_text(json.dumps(metrics, indent=2), "utf-8")
+    if trainer.is_global_zero:
+        file.write_text(json.dumps(metrics, indent=2), "utf-8")
     return metrics
 
 
@@ -93,7 +96,7 @@ class Fit:
     def __init__(self, parts: Parts, folder: Path, ckpt_path: str | None) -> None:
         self.folder, self._parts = folder, parts
         self._checkpoints = folder / "checkpoints"
-        self._ckpt_path = last_checkpoint(self._checkpoints) if ckpt_path == "last" else ckpt_path
+        self.ckpt_path = last_checkpoint(self._checkpoints) if ckpt_path == "last" else ckpt_path
         parts.seed()
         self.model, self.data = parts.model(), parts.data()
 
@@ -101,15 +104,18 @@ class Fit:
         """Train, and leave checkpoints."""
         interruption = Interruption(self._checkpoints / "interrupted.ckpt")
         trainer = self._parts.trainer([*callbacks, self._checkpointing(), interruption], logger)
+        check_checkpoint(trainer, self.ckpt_path)
         self._parts.seed()
         try:
-            trainer.fit(self.model, self.data, ckpt_path=self._ckpt_path, weights_only=True)
+            trainer.fit(self.model, self.data, ckpt_path=self.ckpt_path, weights_only=True)
         except (SystemExit, KeyboardInterrupt):
             if interruption.was_asked:
                 raise Interrupted from None
             raise
+        finally:
+            watch(trainer)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            trainer.save_checkpoint(self._checkpoints / "last.ckpt", weights_only=False)
+            save(trainer, self._checkpoints / "last.ckpt")
         return trainer
 
     def _checkpointing(self) -> ModelCheckpoint:

@@ -10,11 +10,18 @@ from typing import Any
 
 import lightning as L
 
+from sparse_lightning.callbacks.saving import save
+
+
+class Interrupted(Exception):
+    """The run was ended by Ctrl-C, and has left a checkpoint."""
+
 
 class Interruption(L.Callback):
     """Saves a checkpoint and stops when SIGINT comes: at the end of the step that runs, so that it can be gone on with.
 
-    A second Ctrl-C stops at once. After the fit the signal means what it meant before.
+    A second Ctrl-C stops at once. After the fit the signal means what it meant before. Where there are several
+    processes, the first of each machine listens, and all stop after the same step.
 
     Args:
         file: the checkpoint.
@@ -30,7 +37,7 @@ class Interruption(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Listen."""
-        if threading.current_thread() is threading.main_thread():
+        if trainer.local_rank == 0 and threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -42,14 +49,19 @@ class Interruption(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save and stop, if that was asked for."""
-        if self.was_asked:
-            trainer.save_checkpoint(self.file, weights_only=False)
-            raise KeyboardInterrupt
+        if _any(trainer, self.was_asked):
+            save(trainer, self.file)
+            raise Interrupted
 
-    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """Stop; the last checkpoint is the one to go on with."""
-        if self.was_asked:
-            raise KeyboardInterrupt
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Stop, where that needs no agreement; the last checkpoint is the one to go on with."""
+        if self.was_asked and trainer.world_size == 1:
+            raise Interrupted
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop; processes may have different numbers of batches, but all come to the end."""
+        if _any(trainer, self.was_asked):
+            raise Interrupted
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Listen no more."""
@@ -63,3 +75,8 @@ class Interruption(L.Callback):
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None
+
+
+def _any(trainer: L.Trainer, here: bool) -> bool:
+    """Whether it is so in any process: all get the same answer after the same step."""
+    return bool(trainer.strategy.reduce_boolean_decision(here, all=False))

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparse_lightning.configuration import catalog
 from sparse_lightning.configuration.arguments import check_arguments, fits
+from sparse_lightning.configuration.folders import is_checkpoint
 from sparse_lightning.configuration.trust import check_trust
 from sparse_lightning.errors import ConfigError
 from sparse_lightning.nearest import did_you_mean
@@ -72,5 +73,5 @@ def _check_object(node: Any, place: str) -> None:
 
 
 def _check_checkpoint(path: str | None) -> None:
-    if path is not None and path != "last" and not Path(path).is_file():
+    if path is not None and path != "last" and not is_checkpoint(Path(path)):
         raise ConfigError(f'ckpt_path: there is no file {path}. Give a checkpoint, or "last"')

@@ -10,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from sparse_lightning.configuration.compose import Composed
+from sparse_lightning.configuration.processes import is_first
 from sparse_lightning.configuration.quiet import be_quiet
 from sparse_lightning.errors import SparseLightningError
 
@@ -21,7 +22,8 @@ def job(trusted: tuple[str, ...]) -> Callable[[DictConfig], float | None]:
     """A function that runs a composed configuration, prints the table, and returns the metric."""
 
     def run_job(config: DictConfig) -> float | None:
-        from sparse_lightning.run import Interrupted, run
+        from sparse_lightning.callbacks.interruption import Interrupted
+        from sparse_lightning.run import run
 
         be_quiet()
         part = HydraConfig.get()
@@ -31,17 +33,29 @@ def job(trusted: tuple[str, ...]) -> Callable[[DictConfig], float | None]:
         except SparseLightningError as error:
             raise SystemExit(refused(error)) from error
         except Interrupted:
-            print(f"\nStopped. To go on: sparse-lightning recipe={config.name} ckpt_path=last", file=sys.stderr)
-            raise SystemExit(INTERRUPTED) from None
-        print(f"\n{outcome.table}\n\nAll files are in {os.path.relpath(outcome.folder)}")
+            raise SystemExit(_stopped(config.name)) from None
+        if is_first():
+            print(f"\n{outcome.table}\n\nAll files are in {os.path.relpath(outcome.folder)}")
         return outcome.metric
 
     return run_job
 
 
+def _stopped(recipe: str) -> int:
+    """Say how to go on; the exit code. Of several processes the first speaks, and the others have done as told."""
+    if not is_first():
+        return 0
+    print(f"\nStopped. To go on: sparse-lightning recipe={recipe} ckpt_path=last", file=sys.stderr)
+    return INTERRUPTED
+
+
 def refused(error: SparseLightningError) -> int:
-    """Say what is wrong, in one message; the exit code. `HYDRA_FULL_ERROR=1` shows where it was raised."""
+    """Say what is wrong, in one message, once for all processes; the exit code.
+
+    `HYDRA_FULL_ERROR=1` shows where it was raised.
+    """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         raise error
-    print(f"sparse-lightning: {error}", file=sys.stderr)
+    if is_first():
+        print(f"sparse-lightning: {error}", file=sys.stderr)
     return BAD_CONFIG

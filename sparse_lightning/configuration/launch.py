@@ -19,6 +19,7 @@ from sparse_lightning.configuration.folders import fresh, last_run
 from sparse_lightning.configuration.hydra_part import check_hydra
 from sparse_lightning.configuration.job import job
 from sparse_lightning.configuration.parts import Parts
+from sparse_lightning.configuration.processes import Crew, is_first, together
 from sparse_lightning.configuration.quiet import be_quiet
 from sparse_lightning.errors import ConfigError, UntrustedError
 
@@ -34,24 +35,28 @@ def launch(arguments: list[str]) -> None:
         return _let_hydra([*flags, *options.overrides], job(plan.trusted))
     extra = [] if options.config_dir is None else ["--config-dir", options.config_dir]
     mode = ["--multirun"] if plan.is_sweep else []
-    _let_hydra([*mode, *extra, *options.overrides, plan.folder_override()], job(plan.trusted))
-    if plan.is_sweep:
+    with together(plan.folder):
+        _let_hydra([*mode, *extra, *options.overrides, *plan.overrides()], job(plan.trusted))
+    if plan.is_sweep and is_first():
         from sparse_lightning.report import sweep
 
         print(sweep(plan.folder))
 
 
 class Plan(Namespace):
-    """What is to be run: `trusted` prefixes, the `folder`, and whether it `is_sweep`."""
+    """What is to be run: `trusted` prefixes, the `folder`, whether it `is_sweep`, and the `rank` of this process."""
 
     trusted: tuple[str, ...]
     folder: Path
     is_sweep: bool
+    rank: int
 
-    def folder_override(self) -> str:
-        """The folder as Hydra is told of it."""
+    def overrides(self) -> list[str]:
+        """What Hydra is told: the folder; and where there are several processes, that the first writes its files."""
         path = str(self.folder).replace("\\", "\\\\").replace("'", "\\'")
-        return f"hydra.{'sweep' if self.is_sweep else 'run'}.dir='{path}'"
+        folder = f"hydra.{'sweep' if self.is_sweep else 'run'}.dir='{path}'"
+        others = ["hydra.output_subdir=null", f"hydra.job.name=run_{self.rank}"] if self.rank else []
+        return [folder, *others]
 
 
 def checked(typed: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> Plan:
@@ -72,6 +77,7 @@ def checked(typed: Sequence[str], config_dir: str | None = None, multirun: bool 
         runs = expanded([*(f"{key}={value}" for key, value in params.items()), *typed])
     elif len(runs) > 1:
         raise ConfigError(f"{' '.join(typed)}: several values are a sweep: add -m, or write a list in brackets")
+    crews = []
     for overrides in runs:
         composed = compose(overrides, config_dir)
         check_hydra(composed.hydra, given, trusted)
@@ -80,8 +86,25 @@ def checked(typed: Sequence[str], config_dir: str | None = None, multirun: bool 
             raise UntrustedError("trusted_targets is refused in a recipe: give it on the command line")
         check(config, trusted)
         be_quiet()
-        Parts(config, trusted).check_small()
-    return Plan(trusted=trusted, is_sweep=is_sweep, folder=_folder(first, is_sweep, typed))
+        crews.append(Crew.of(Parts(config, trusted).check_small()))
+    check_crews(crews, first.hydra)
+    folder = crews[0].agree(lambda: _folder(first, is_sweep, typed))
+    return Plan(trusted=trusted, is_sweep=is_sweep, folder=folder, rank=crews[0].rank)
+
+
+def check_crews(crews: Sequence[Crew], hydra_part: DictConfig) -> None:
+    """Refuse sweeps that several processes cannot go through side by side, run after run.
+
+    Args:
+        crews: the processes of each run.
+        hydra_part: Hydra's own part of the configuration.
+    """
+    sizes = sorted({crew.size for crew in crews})
+    if len(sizes) > 1:
+        raise ConfigError(f"trainer: a sweep over {sizes} processes: let all runs of it have the same number")
+    for part in ("launcher", "sweeper"):
+        if sizes[-1] > 1 and len(crews) > 1 and "core_plugins.basic" not in str(hydra_part[part].get("_target_")):
+            raise ConfigError(f"hydra/{part}: {sizes[-1]} processes can only be swept with hydra/{part}=basic")
 
 
 def trusted_by(typed: Sequence[str]) -> tuple[str, ...]:

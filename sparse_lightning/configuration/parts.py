@@ -72,15 +72,19 @@ class Parts:
         with at("trainer"):
             return cast(L.Trainer, factory(callbacks=[*own, *callbacks], logger=logger))
 
-    def check_small(self) -> None:
-        """Refuse what cannot be right in parts that cost nothing to make: all but the model and the data."""
+    def check_small(self) -> L.Trainer:
+        """Refuse what cannot be right in parts that cost nothing to make: all but the model and the data.
+
+        Returns:
+            A trainer that trains nothing, which tells about devices and processes.
+        """
         self.sparsity()
         self.logger()
         self.exporter()
         factory = self._made("optimizer")
         with at("optimizer"):
             factory([nn.Parameter(torch.zeros(1))])  # its values are looked at when it gets parameters
-        self.trainer([], False)
+        return self.trainer([], False)
 
     def check_patterns(self, model: L.LightningModule) -> None:
         """Refuse patterns that find nothing in the model, or what does not fit."""

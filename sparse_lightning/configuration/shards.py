@@ -1,0 +1,45 @@
+"""Shards: refuse, before training, a model or a checkpoint that does not go with how a trainer spreads weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning as L
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from sparse_lightning.errors import ConfigError, SparseLightningError
+from sparse_lightning.models.sharding import Shardable
+from sparse_lightning.strategy import Sharded
+
+
+def check_model(trainer: L.Trainer, model: L.LightningModule) -> None:
+    """Raise `ConfigError` where a model cannot be spread as the trainer's strategy asks for."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, ModelParallelStrategy):
+        return
+    name = type(model).__name__
+    if not is_overridden("configure_model", model):
+        raise ConfigError(f"trainer.strategy: {name} does not shard itself: give it a configure_model, or take ddp")
+    if not isinstance(strategy, Sharded):
+        return
+    try:
+        size = strategy.sizes[1]
+        if size > 1 and isinstance(model, Shardable):
+            model.tensor_plan(size)
+    except SparseLightningError as error:
+        raise ConfigError(f"trainer.strategy: {error}") from error
+    if size > 1 and trainer.gradient_clip_val and trainer.gradient_clip_algorithm != "value":
+        raise ConfigError(
+            "trainer.gradient_clip_val: torch has no norm of gradients that lie on different meshes, as they do with "
+            "tensor parallelism: leave it out, or add +trainer.gradient_clip_algorithm=value"
+        )
+
+
+def check_checkpoint(trainer: L.Trainer, path: Path | str | None) -> None:
+    """Raise `ConfigError` where a checkpoint is in shards, and the trainer has a strategy without."""
+    if path is not None and Path(path).is_dir() and not isinstance(trainer.strategy, ModelParallelStrategy):
+        raise ConfigError(
+            f"ckpt_path: {path} is in shards: go on with trainer=fsdp2, or make one file of it by "
+            f"`python -m lightning.pytorch.utilities.consolidate_checkpoint {path}`"
+        )
