@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from sparse_lightning.configuration.compose import Composed
-from sparse_lightning.configuration.processes import is_first
+from sparse_lightning.configuration.processes import is_first, let_the_first_speak
 from sparse_lightning.configuration.quiet import be_quiet
 from sparse_lightning.errors import SparseLightningError
 
@@ -33,7 +34,7 @@ def job(trusted: tuple[str, ...]) -> Callable[[DictConfig], float | None]:
         except SparseLightningError as error:
             raise SystemExit(refused(error)) from error
         except Interrupted:
-            raise SystemExit(_stopped(config.name)) from None
+            raise SystemExit(_stopped(list(part.overrides.task))) from None
         if is_first():
             print(f"\n{outcome.table}\n\nAll files are in {os.path.relpath(outcome.folder)}")
         return outcome.metric
@@ -41,11 +42,12 @@ def job(trusted: tuple[str, ...]) -> Callable[[DictConfig], float | None]:
     return run_job
 
 
-def _stopped(recipe: str) -> int:
+def _stopped(typed: list[str]) -> int:
     """Say how to go on; the exit code. Of several processes the first speaks, and the others have done as told."""
     if not is_first():
         return 0
-    print(f"\nStopped. To go on: sparse-lightning recipe={recipe} ckpt_path=last", file=sys.stderr)
+    again = shlex.join([*(line for line in typed if not line.startswith("ckpt_path=")), "ckpt_path=last"])
+    print(f"\nStopped. To go on: sparse-lightning {again}", file=sys.stderr)
     return INTERRUPTED
 
 
@@ -58,4 +60,6 @@ def refused(error: SparseLightningError) -> int:
         raise error
     if is_first():
         print(f"sparse-lightning: {error}", file=sys.stderr)
+    else:
+        let_the_first_speak()
     return BAD_CONFIG

@@ -55,8 +55,8 @@ class Plan(Namespace):
         """What Hydra is told: the folder; and where there are several processes, that the first writes its files."""
         path = str(self.folder).replace("\\", "\\\\").replace("'", "\\'")
         folder = f"hydra.{'sweep' if self.is_sweep else 'run'}.dir='{path}'"
-        others = ["hydra.output_subdir=null", f"hydra.job.name=run_{self.rank}"] if self.rank else []
-        return [folder, *others]
+        quiet = ["hydra.output_subdir=null", "hydra.hydra_logging.root.level=ERROR", f"hydra.job.name=run_{self.rank}"]
+        return [folder, *quiet] if self.rank else [folder]
 
 
 def checked(typed: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> Plan:

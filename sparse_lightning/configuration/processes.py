@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ FOLDER = "SPARSE_LIGHTNING_FOLDER"
 """The environment variable by which the processes that Lightning starts are told the folder."""
 
 PATIENCE = 20.0
-"""How many seconds the others have to end when the first process has ended."""
+"""How many seconds processes wait for one another at the end."""
 
 _stores: list[TCPStore] = []
 """What answers the other processes; it has to live as long as this process."""
@@ -67,8 +68,8 @@ class Crew:
         started = int(os.environ["WORLD_SIZE"]) if TorchElasticEnvironment.detect() else wanted
         if started != wanted:
             raise ConfigError(
-                f"trainer: torchrun has started {started} processes, but {trainer.num_nodes} nodes with "
-                f"{trainer.num_devices} devices are asked for: choose trainer=ddp or trainer=fsdp2, and give "
+                f"trainer: torchrun has started {started} processes, but num_nodes={trainer.num_nodes} and "
+                f"devices={trainer.num_devices} ask for {wanted}: choose trainer=ddp or trainer=fsdp2, and give "
                 "trainer.num_nodes and trainer.devices as torchrun has them"
             )
         asks = wanted > 1 and (environment.creates_processes_externally or trainer.num_nodes > 1)
@@ -124,14 +125,15 @@ def _heard(store: TCPStore) -> Path:
 
 @contextmanager
 def together(folder: Path) -> Iterator[None]:
-    """Processes that Lightning starts inside get to know the folder, and are waited for at the end."""
+    """Processes that Lightning starts inside get to know the folder, and end with this one."""
     before = os.environ.get(FOLDER)
     os.environ[FOLDER] = str(folder)
     try:
         yield
+        end_others(PATIENCE)
     finally:
         os.environ.pop(FOLDER) if before is None else os.environ.update({FOLDER: before})
-        end_others()
+        end_others(0.0)
 
 
 def watch(trainer: L.Trainer) -> None:
@@ -141,7 +143,7 @@ def watch(trainer: L.Trainer) -> None:
         _started.append(started)
 
 
-def end_others() -> None:
+def end_others(patience: float) -> None:
     """Wait for the processes that were started; those that do not end by themselves are ended."""
     while _started:
         listed = _started.pop()
@@ -149,12 +151,17 @@ def end_others() -> None:
         # Lightning kills this process when one of its list has ended with an error, also when this one ends as well.
         listed.clear()
         for process in processes:
-            _end(process)
+            _end(process, patience)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], patience: float) -> None:
     try:
-        process.wait(PATIENCE)
+        process.wait(patience)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+def let_the_first_speak() -> None:
+    """Called by another process before it ends with an error, since whoever sees that ends all of them."""
+    time.sleep(PATIENCE)

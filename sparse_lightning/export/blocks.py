@@ -16,7 +16,7 @@ from sparse_lightning import masks
 from sparse_lightning.errors import CheckpointError, LayoutError
 from sparse_lightning.export.places import NOWHERE, Places
 from sparse_lightning.export.saving import save_tensors
-from sparse_lightning.export.state import first_names, plain, tensors_of
+from sparse_lightning.export.state import first_names, plain, tensors_of, writes
 from sparse_lightning.patterns import resolve
 from sparse_lightning.sparsifier import Sparsifier
 
@@ -65,9 +65,12 @@ class Blocks:
         cut = _places(sparsifier, model, state, names)
         found: dict[str, Tensor] = {}
         for name in dict.fromkeys(names.values()):
-            found |= _parts(name, state[name], cut[name]) if name in cut else {name: plain(state[name])}
+            tensor = plain(state[name])
+            if tensor is not None:
+                found |= _parts(name, tensor, cut[name]) if name in cut else {name: tensor}
         header = {"format": FORMAT, "names": names, "cut": {name: [asdict(p) for p in ps] for name, ps in cut.items()}}
-        save_tensors(found, path, {HEADER: json.dumps(header)})
+        if writes():
+            save_tensors(found, path, {HEADER: json.dumps(header)})
         return path
 
     @staticmethod
@@ -113,7 +116,7 @@ def _places(
 
 def _parts(name: str, tensor: Tensor, cut: Iterable[Places]) -> dict[str, Tensor]:
     """What the file holds of a parameter that is cut into blocks."""
-    values = plain(tensor).flatten()
+    values = tensor.flatten()
     is_set = values.view(torch.uint8).view(values.numel(), values.element_size()).ne(0).any(-1)
     rest = torch.ones_like(is_set)
     found = {}

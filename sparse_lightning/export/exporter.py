@@ -11,7 +11,10 @@ from sparse_lightning.sparsifier import Sparsifier
 
 
 class Exporter(Protocol):
-    """Writes a trained model to a folder."""
+    """Writes a trained model to a folder.
+
+    Where there are several processes all of them call it, since weights may be in shards, and the first one writes.
+    """
 
     def __call__(self, folder: Path, model: nn.Module, sparsifier: Sparsifier) -> Path:
         """Write the model.

@@ -1,12 +1,15 @@
-"""What a model's state dict holds: each tensor once, and the names that share one."""
+"""What a model's state dict holds: each tensor once and whole, and the names that share one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from sparse_lightning.distributed import has_others, is_sharded
 from sparse_lightning.errors import SparseLightningError
 
 
@@ -40,11 +43,20 @@ def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
-    # Tensors without elements all have the same address.
-    place = tensor.data_ptr() if tensor.numel() else id(tensor)
+    # Tensors without elements all have the same address, and one in shards has as many as there are processes.
+    place = id(tensor) if is_sharded(tensor) or not tensor.numel() else tensor.data_ptr()
     return place, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """A copy on the CPU in row-major order, which shares its memory with nothing."""
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+def writes() -> bool:
+    """Whether this process is the one that writes files."""
+    return not has_others() or dist.get_rank() == 0
+
+
+def plain(tensor: Tensor) -> Tensor | None:
+    """A copy on the CPU in row-major order, which shares its memory with nothing; None where this process won't write.
+
+    One in shards is gathered, so all processes have to ask for the same ones in the same order.
+    """
+    whole = cast(Any, tensor.detach()).full_tensor() if is_sharded(tensor) else tensor.detach()
+    return whole.to("cpu", copy=True, memory_format=torch.contiguous_format) if writes() else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from sparse_lightning.export.saving import save_tensors
-from sparse_lightning.export.state import plain, tensors_of
+from sparse_lightning.export.state import plain, tensors_of, writes
 from sparse_lightning.sparsifier import Sparsifier
 
 
@@ -37,5 +37,8 @@ class Weights:
     def __call__(self, folder: Path, model: nn.Module, sparsifier: Sparsifier) -> Path:
         """Write the file; see `Exporter`."""
         path = Path(folder) / self.file
-        save_tensors({name: plain(tensor) for name, tensor in tensors_of(model).items()}, path, {"format": "pt"})
+        found = {name: plain(tensor) for name, tensor in tensors_of(model).items()}
+        whole = {name: tensor for name, tensor in found.items() if tensor is not None}
+        if writes():
+            save_tensors(whole, path, {"format": "pt"})
         return path
