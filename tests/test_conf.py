@@ -17,7 +17,7 @@ OPTIONS = [(file.parent.name, file.stem) for file in sorted((ROOT / "conf").glob
 GROUPS = {
     "model": {"digits_mlp", "digits_vit", "digits_conv", "gpt", "hlb_cifar10", "huggingface"},
     "data": {"digits", "stdlib_text", "cifar10", "text_file"},
-    "trainer": {"cpu", "gpu"},
+    "trainer": {"cpu", "gpu", "ddp", "fsdp2", "fsdp2_tp"},
     "optimizer": {"adamw", "sgd"},
     "pattern": {"blocks", "nm", "filters", "neurons", "heads", "heads_and_neurons"},
     "schedule": {"constant", "one_shot", "linear", "cubic", "cosine", "exponential", "steps", "cyclic", "join"},
@@ -56,6 +56,15 @@ def test_every_option_composes_and_is_checked(group, option, tmp_path):
 @pytest.mark.parametrize(("group", "option"), SMALL, ids="=".join)
 def test_every_small_option_makes_its_objects(group, option, tmp_path):
     Parts(plain(["recipe=small", f"{group}={option}"], tmp_path)).check_small()
+
+
+@pytest.mark.parametrize("option", sorted(GROUPS["trainer"] - {"cpu", "gpu"}))
+def test_every_trainer_for_several_devices_is_made_for_cpus_too(option, tmp_path):
+    cpus = ["trainer.accelerator=cpu", "trainer.devices=4", "trainer.precision=32-true"]
+    trainer = Parts(plain(["recipe=small", f"trainer={option}", *cpus], tmp_path)).check_small()
+    assert trainer.world_size == 4
+    wanted = {"fsdp2": (4, 1), "fsdp2_tp": (2, 2)}
+    assert getattr(trainer.strategy, "sizes", None) == wanted.get(option)
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "conf").rglob("*.yaml")), ids=lambda file: file.stem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import sys
 from functools import partial
 from itertools import pairwise
@@ -10,7 +11,11 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+import torch.distributed as dist
 from small_nets import Spy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from sparse_lightning import Cubic, SparsityCallback
@@ -18,6 +23,7 @@ from sparse_lightning.configuration.compose import compose
 from sparse_lightning.configuration.parts import Parts
 from sparse_lightning.data import Cifar10, Digits, MissingError, StdlibText, TextFile
 from sparse_lightning.models import GPT, DigitsConv, DigitsMLP, DigitsViT, HlbCifar10, HuggingFace
+from sparse_lightning.models.sharding import ShardingError
 
 ADAMW = partial(torch.optim.AdamW, lr=2e-3)
 SGD = partial(torch.optim.SGD, lr=0.03, momentum=0.9, nesterov=True)
@@ -194,3 +200,40 @@ def test_a_model_takes_any_optimizer_and_any_loader():
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     L.Trainer(accelerator="cpu", fast_dev_run=True, **quiet).fit(model, loader, loader)
     assert isinstance(model.optimizers(use_pl_optimizer=False), torch.optim.AdamW)
+
+
+@pytest.fixture
+def mesh():
+    """A mesh of one device, as `ModelParallelStrategy` makes it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("recipe", CASES)
+def test_a_model_shards_itself_once_where_there_is_a_mesh(recipe, mesh):
+    model, data = CASES[recipe][0](), CASES[recipe][1]()
+    batch = next(iter(data.val_dataloader()))
+    inputs = batch[0] if isinstance(batch, list) else batch[:, :-1]
+    model.eval()
+    model.configure_model()
+    assert not isinstance(model, FSDPModule), "there is no mesh yet"
+    wanted = model(inputs)
+    model._device_mesh = mesh  # as the strategy sets it
+    model.configure_model()
+    model.configure_model()
+    assert isinstance(model, FSDPModule)
+    assert all(isinstance(part, FSDPModule) for part in model.shards())
+    assert all(isinstance(weight, DTensor) for weight in model.parameters())
+    torch.testing.assert_close(model(inputs), wanted)
+
+
+def test_plans_for_tensor_parallelism_name_layers_and_fall_on_heads():
+    for model in (DigitsViT(), GPT(), small_llama()):
+        names = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
+        for pattern in model.tensor_plan(2):
+            assert fnmatch.filter(names, pattern), f"{type(model).__name__}: {pattern} names no layer"
+    with pytest.raises(ShardingError, match="num_key_value_heads=4 cannot be split over 8 devices"):
+        small_llama().tensor_plan(8)
+    with pytest.raises(ShardingError, match="DigitsConv has no plan for tensor parallelism over 2 devices"):
+        DigitsConv().tensor_plan(2)

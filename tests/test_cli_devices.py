@@ -1,0 +1,234 @@
+"""The command line in two processes: a sweep with DDP, FSDP2 by torchrun, going on and Ctrl-C, tensor parallelism."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sparse_lightning.configuration.compose import compose
+from sparse_lightning.configuration.launch import checked
+from sparse_lightning.configuration.parts import Parts
+from sparse_lightning.configuration.processes import FOLDER, Crew, together
+from sparse_lightning.configuration.shards import check_model
+from sparse_lightning.data import StdlibText
+from sparse_lightning.errors import ConfigError
+from sparse_lightning.models import GPT
+from sparse_lightning.run import prepare
+
+OWN = str(Path(__file__).parent / "own_conf")
+MODULE = ["-m", "sparse_lightning", "--config-dir", OWN]
+COMMAND = [sys.executable, *MODULE]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *MODULE]
+TWO = ["trainer.accelerator=cpu", "trainer.devices=2", "trainer.precision=32-true"]
+LEFT = {"config.yaml", "checkpoints", "metrics.csv", "masks.safetensors", "results.json", "table.txt", ".hydra"}
+"""What every run leaves."""
+
+
+def environment():
+    """As a user has it: pytest and what other tests have set are left out."""
+    left_out = {"HYDRA_FULL_ERROR", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "WORLD_SIZE"}
+    return {key: value for key, value in os.environ.items() if key not in left_out}
+
+
+def start(command, folder):
+    """In a session of its own: its processes can be ended with it."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=folder, text=True, start_new_session=True, env=environment(), **streams)
+
+
+def finish(process, seconds=240):
+    """The exit code, and all that was printed; a run that hangs fails the test, and leaves no process."""
+    try:
+        said = process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(f"the run did not end in {seconds} s:\n{process.communicate()[0]}")
+    return process.returncode, said
+
+
+def call(command, folder):
+    code, said = finish(start(command, folder))
+    assert code == 0, said
+    return said
+
+
+def results(folder):
+    return json.loads((folder / "results.json").read_text("utf-8"))
+
+
+@pytest.mark.slow
+def test_the_same_run_with_ddp_and_fsdp2_by_lightning_and_by_torchrun(tmp_path):
+    """One test, since each start of two processes is dear, and the later ones need what the earlier ones leave."""
+    ddp = sweep_with_ddp(tmp_path / "ddp")
+    sharded = fsdp2_by_torchrun(tmp_path / "fsdp2")
+    check_same(ddp, sharded)
+    go_on_until_ctrl_c(sharded)
+
+
+def sweep_with_ddp(folder):
+    """Two runs, one after the other in the same two processes, each with a dense twin; gives the second."""
+    folder.mkdir()
+    sweep = ["-m", "schedule.final=0.5,0.9", "export=weights"]
+    said = call([*COMMAND, "recipe=small", "trainer=ddp", *TWO, *sweep], folder)
+    [runs] = folder.glob("multirun/small/*")
+    assert {"0", "1", "sweep.csv", "sweep.txt", "sweep.png"} <= set(os.listdir(runs))
+    for run, final in ((runs / "0", 0.5), (runs / "1", 0.9)):
+        assert LEFT | {"dense.json", "dense", "model.safetensors"} <= set(os.listdir(run))
+        assert results(run)["actual"] == pytest.approx(final, abs=0.01)
+        assert results(run)["dense"]["val_loss"] > 0
+    assert said.count("All files are in") == 2, said
+    assert said.count("val_accuracy sparse") == 1, said
+    assert said.count("GLOBAL_RANK: 1") == 1, f"the other process was not started once:\n{said}"
+    return runs / "1"
+
+
+def fsdp2_by_torchrun(folder):
+    """The second of these runs in shards."""
+    folder.mkdir()
+    said = call([*TORCHRUN, "recipe=small", "trainer=fsdp2", *TWO, "export=weights", "compare_dense=false"], folder)
+    [run] = folder.glob("outputs/small/*")
+    assert set(os.listdir(run)) >= LEFT
+    assert said.count("All files are in") == 1, said
+    assert (run / "checkpoints" / "last.ckpt" / "meta.pt").is_file(), "a checkpoint in shards is a folder"
+    return run
+
+
+def check_same(ddp, sharded):
+    """Masks and whole weights."""
+    wanted, found = (load_file(run / "masks.safetensors") for run in (ddp, sharded))
+    assert {name: mask.tolist() for name, mask in found.items()} == {n: m.tolist() for n, m in wanted.items()}
+    wanted, found = (load_file(run / "model.safetensors") for run in (ddp, sharded))
+    assert list(found) == list(wanted)
+    for name, weight in wanted.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+    assert float((found["second.weight"] == 0).float().mean()) == pytest.approx(0.89, abs=0.01)
+
+
+def go_on_until_ctrl_c(run):
+    """All processes stop after the same step, with one message and one checkpoint."""
+    long = ["ckpt_path=last", "trainer.max_epochs=5000", "compare_dense=false"]
+    process = start([*COMMAND, "recipe=small", "trainer=fsdp2", *TWO, *long], run.parents[2])
+    try:
+        until = time.monotonic() + 120
+        while not any(step > 6 for step in steps_in(run)):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < until, "no checkpoint after two minutes"
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    code, said = finish(process, 60)
+    assert code == 130, said
+    assert "Traceback" not in said, said
+    assert said.count("Stopped. To go on: sparse-lightning recipe=small trainer=fsdp2") == 1, said
+    assert list(run.parent.iterdir()) == [run], "it is gone on with in its folder"
+    stopped = torch.load(run / "checkpoints" / "interrupted.ckpt" / "meta.pt", weights_only=True)
+    assert stopped["global_step"] > 6
+    with (run / "metrics.csv").open(newline="") as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file)]
+    assert steps == sorted(steps)
+    assert steps[0] < 6, "the rows from before are kept"
+
+
+def steps_in(run):
+    """The steps of the checkpoints that are there."""
+    names = [path.parent.name for path in run.glob("checkpoints/step=*/meta.pt")]
+    return [int(re.findall(r"\d+", name)[0]) for name in names]
+
+
+@pytest.mark.slow
+def test_tensor_parallel_gpt_exports_the_model_that_was_measured(tmp_path):
+    sizes = {"width": 32, "depth": 1, "heads": 4}
+    model = [f"model.{name}={value}" for name, value in sizes.items()]
+    data = ["data.size=20000", "data.context=32", "data.batch_size=8"]
+    short = ["trainer.limit_train_batches=8", "trainer.limit_val_batches=2", "trainer.enable_progress_bar=false"]
+    quick = ["update_every=2", "compare_dense=false", "export=weights"]
+    call([*COMMAND, "recipe=gpt_heads", "trainer=fsdp2_tp", *TWO, *model, *data, *short, *quick], tmp_path)
+    [run] = tmp_path.glob("outputs/gpt_heads/*")
+    rows = {row["parameter"]: row["actual"] for row in results(run)["parameters"]}
+    assert rows["blocks.0.attn.qkv.weight"] == 0.5
+    assert rows["blocks.0.mlp.down.weight"] == 0.75
+    plain = GPT(context=32, **sizes)
+    plain.load_state_dict(load_file(run / "model.safetensors"))
+    batches = [batch for batch, _ in zip(StdlibText(8, 32, 20000).val_dataloader(), range(2), strict=False)]
+    with torch.no_grad():
+        losses = [float(plain._loss(batch)) for batch in batches]
+    assert sum(losses) / 2 == pytest.approx(results(run)["sparse"]["val_loss"], rel=1e-4)
+
+
+BAD = {
+    # what is typed beside two devices on the CPU: what the message says
+    "recipe=small trainer=fsdp2_tp": "DigitsMLP has no plan for tensor parallelism over 2 devices",
+    "recipe=digits_blocks trainer=fsdp2_tp trainer.devices=3": "tensor_parallel_size=2 does not divide 3 processes",
+    "recipe=digits_blocks trainer=fsdp2_tp trainer.gradient_clip_val=1.0": "trainer.gradient_clip_val: torch has no",
+    "recipe=digits_blocks trainer=fsdp2 trainer.strategy.tensor_parallel_size=0": "it must be at least 1",
+    "recipe=small trainer=ddp ckpt_path=FOLDER": "is in shards: go on with trainer=fsdp2",
+}
+
+
+@pytest.mark.parametrize(("typed", "message"), BAD.items(), ids=list(BAD))
+def test_what_cannot_be_spread_is_refused_before_training(typed, message, tmp_path):
+    (tmp_path / "meta.pt").touch()
+    chosen = typed.replace("FOLDER", str(tmp_path)).split()
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        prepare(compose([*TWO, *chosen], OWN).plain(tmp_path))
+
+
+def test_a_model_that_does_not_shard_itself_is_refused(tmp_path):
+    trainer = Parts(compose(["recipe=small", "trainer=fsdp2", *TWO], OWN).plain(tmp_path)).check_small()
+    with pytest.raises(ConfigError, match="LightningModule does not shard itself: give it a configure_model"):
+        check_model(trainer, L.LightningModule())
+
+
+def test_a_sweep_has_the_same_processes_in_all_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"a sweep over \[1, 2\] processes"):
+        checked(["recipe=small", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1,2"], OWN, multirun=True)
+    assert os.listdir(tmp_path) == []
+
+
+def test_torchrun_with_a_trainer_for_one_process_is_refused(monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"torchrun has started 2 processes, but num_nodes=1 and devices=1 ask for 1"):
+        Crew.of(Parts(compose(["recipe=small"], OWN).plain(".")).check_small())
+
+
+def nowhere():
+    raise ConfigError("there is nothing to go on with")
+
+
+@pytest.mark.parametrize("decide", [lambda: Path("there"), nowhere])
+def test_other_processes_hear_of_the_folder_or_why_there_is_none(decide):
+    """Threads stand for processes: all that they share is the address of the first."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = free.getsockname()
+    with ThreadPoolExecutor(3) as threads:
+        asked = [threads.submit(Crew(3, rank, address).agree, decide if rank == 0 else None) for rank in (2, 1, 0)]
+        if decide is nowhere:
+            assert [str(answer.exception()) for answer in asked] == ["there is nothing to go on with"] * 3
+        else:
+            assert [answer.result() for answer in asked] == [Path("there")] * 3
+
+
+def test_a_process_that_lightning_has_started_is_told_the_folder():
+    with together(Path("there")):
+        assert Crew(2, 1, ("127.0.0.1", 1)).agree(nowhere) == Path("there")
+        assert Crew(2, 0, None).agree(lambda: Path("own")) == Path("own"), "the first one decides"
+    assert FOLDER not in os.environ
