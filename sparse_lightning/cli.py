@@ -12,7 +12,7 @@ from sparse_lightning import __version__
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code: 0, 2 for a bad configuration, 130 after Ctrl-C."""
-    if os.environ.get("LOCAL_RANK", "0") != "0":
+    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0":
         # Of the processes on a machine the first listens to Ctrl-C, and tells the others between two steps.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

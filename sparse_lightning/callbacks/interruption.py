@@ -36,9 +36,9 @@ class Interruption(L.Callback):
         self._before: Any = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Listen."""
-        if trainer.local_rank == 0 and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._ask)
+        """Listen; or, where another process does, be deaf to what is sent to all."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, signal.SIG_IGN if trainer.local_rank else self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.was_asked:

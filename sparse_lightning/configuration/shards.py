@@ -40,6 +40,6 @@ def check_checkpoint(trainer: L.Trainer, path: Path | str | None) -> None:
     """Raise `ConfigError` where a checkpoint is in shards, and the trainer has a strategy without."""
     if path is not None and Path(path).is_dir() and not isinstance(trainer.strategy, ModelParallelStrategy):
         raise ConfigError(
-            f"ckpt_path: {path} is in shards: go on with trainer=fsdp2, or make one file of it by "
-            f"`python -m lightning.pytorch.utilities.consolidate_checkpoint {path}`"
+            f"ckpt_path: {path} is in shards: go on with trainer=fsdp2. With "
+            "trainer.strategy.save_distributed_checkpoint=false that writes checkpoints for any trainer"
         )
