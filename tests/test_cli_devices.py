@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from sparse_lightning.configuration.compose import compose
+from sparse_lightning.configuration.folders import last_checkpoint, last_run
 from sparse_lightning.configuration.launch import checked
 from sparse_lightning.configuration.parts import Parts
 from sparse_lightning.configuration.processes import FOLDER, Crew, together
@@ -27,7 +28,7 @@ from sparse_lightning.configuration.shards import check_model
 from sparse_lightning.data import StdlibText
 from sparse_lightning.errors import ConfigError
 from sparse_lightning.models import GPT
-from sparse_lightning.run import prepare
+from sparse_lightning.run import prepare, run
 
 OWN = str(Path(__file__).parent / "own_conf")
 MODULE = ["-m", "sparse_lightning", "--config-dir", OWN]
@@ -86,10 +87,10 @@ def sweep_with_ddp(folder):
     said = call([*COMMAND, "recipe=small", "trainer=ddp", *TWO, *sweep], folder)
     [runs] = folder.glob("multirun/small/*")
     assert {"0", "1", "sweep.csv", "sweep.txt", "sweep.png"} <= set(os.listdir(runs))
-    for run, final in ((runs / "0", 0.5), (runs / "1", 0.9)):
-        assert LEFT | {"dense.json", "dense", "model.safetensors"} <= set(os.listdir(run))
-        assert results(run)["actual"] == pytest.approx(final, abs=0.01)
-        assert results(run)["dense"]["val_loss"] > 0
+    for made, final in ((runs / "0", 0.5), (runs / "1", 0.9)):
+        assert LEFT | {"dense.json", "dense", "model.safetensors"} <= set(os.listdir(made))
+        assert results(made)["actual"] == pytest.approx(final, abs=0.01)
+        assert results(made)["dense"]["val_loss"] > 0
     assert said.count("All files are in") == 2, said
     assert said.count("val_accuracy sparse") == 1, said
     assert said.count("GLOBAL_RANK: 1") == 1, f"the other process was not started once:\n{said}"
@@ -232,3 +233,20 @@ def test_a_process_that_lightning_has_started_is_told_the_folder():
         assert Crew(2, 1, ("127.0.0.1", 1)).agree(nowhere) == Path("there")
         assert Crew(2, 0, None).agree(lambda: Path("own")) == Path("own"), "the first one decides"
     assert FOLDER not in os.environ
+
+
+def test_the_last_checkpoint_is_not_written_through_the_link_to_another(tmp_path):
+    short = ["trainer.limit_train_batches=5", "compare_dense=false", "logger=none"]
+    run(compose(["recipe=small", *short], OWN).plain(tmp_path))
+    for name, step in (("step=4.ckpt", 4), ("last.ckpt", 5)):
+        assert torch.load(tmp_path / "checkpoints" / name, weights_only=True)["global_step"] == step
+
+
+def test_a_checkpoint_in_shards_counts_when_it_is_complete(tmp_path):
+    for time_, name in enumerate(("whole.ckpt", "sharded.ckpt/meta.pt", "cut_short.ckpt/__0_0.distcp")):
+        file = tmp_path / "run" / "checkpoints" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        os.utime(file, (time_, time_))
+    assert last_checkpoint(tmp_path / "run" / "checkpoints").name == "sharded.ckpt"
+    assert last_run(tmp_path) == tmp_path / "run"

@@ -78,5 +78,8 @@ class Interruption(L.Callback):
 
 
 def _any(trainer: L.Trainer, here: bool) -> bool:
-    """Whether it is so in any process: all get the same answer after the same step."""
+    """Whether it is so in any process: all get the same answer after the same step.
+
+    It is one number more for each step; Lightning itself asks for another one, whether SIGTERM has come.
+    """
     return bool(trainer.strategy.reduce_boolean_decision(here, all=False))

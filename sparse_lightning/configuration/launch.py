@@ -87,7 +87,8 @@ def checked(typed: Sequence[str], config_dir: str | None = None, multirun: bool 
         check(config, trusted)
         be_quiet()
         crews.append(Crew.of(Parts(config, trusted).check_small()))
-    check_crews(crews, first.hydra)
+    if is_sweep:
+        check_crews(crews, first.hydra)
     folder = crews[0].agree(lambda: _folder(first, is_sweep, typed))
     return Plan(trusted=trusted, is_sweep=is_sweep, folder=folder, rank=crews[0].rank)
 
@@ -103,8 +104,8 @@ def check_crews(crews: Sequence[Crew], hydra_part: DictConfig) -> None:
     if len(sizes) > 1:
         raise ConfigError(f"trainer: a sweep over {sizes} processes: let all runs of it have the same number")
     for part in ("launcher", "sweeper"):
-        if sizes[-1] > 1 and len(crews) > 1 and "core_plugins.basic" not in str(hydra_part[part].get("_target_")):
-            raise ConfigError(f"hydra/{part}: {sizes[-1]} processes can only be swept with hydra/{part}=basic")
+        if sizes[0] > 1 and "core_plugins.basic" not in str(hydra_part[part].get("_target_")):
+            raise ConfigError(f"hydra/{part}: {sizes[0]} processes can only be swept with hydra/{part}=basic")
 
 
 def trusted_by(typed: Sequence[str]) -> tuple[str, ...]:

@@ -132,7 +132,8 @@ def together(folder: Path) -> Iterator[None]:
         yield
         end_others(PATIENCE)
     finally:
-        os.environ.pop(FOLDER) if before is None else os.environ.update({FOLDER: before})
+        del os.environ[FOLDER]
+        os.environ.update({} if before is None else {FOLDER: before})
         end_others(0.0)
 
 
