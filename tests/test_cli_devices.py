@@ -74,10 +74,11 @@ def results(folder):
 @pytest.mark.slow
 def test_the_same_run_with_ddp_and_fsdp2_by_lightning_and_by_torchrun(tmp_path):
     """One test, since each start of two processes is dear, and the later ones need what the earlier ones leave."""
-    ddp = sweep_with_ddp(tmp_path / "ddp")
-    sharded = fsdp2_by_torchrun(tmp_path / "fsdp2")
-    check_same(ddp, sharded)
-    go_on_until_ctrl_c(sharded)
+    with ThreadPoolExecutor(2) as threads:  # most of the time goes into imports, one process after the other
+        ddp = threads.submit(sweep_with_ddp, tmp_path / "ddp")
+        sharded = threads.submit(fsdp2_by_torchrun, tmp_path / "fsdp2")
+    check_same(ddp.result(), sharded.result())
+    go_on_until_ctrl_c(sharded.result())
 
 
 def sweep_with_ddp(folder):
