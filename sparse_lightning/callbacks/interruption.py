@@ -13,6 +13,10 @@ import lightning as L
 from sparse_lightning.callbacks.saving import save
 
 
+TOGETHER = 10
+"""After how many batches several processes ask one another: each time they wait for their devices."""
+
+
 class Interrupted(Exception):
     """The run was ended by Ctrl-C, and has left a checkpoint."""
 
@@ -21,7 +25,7 @@ class Interruption(L.Callback):
     """Saves a checkpoint and stops when SIGINT comes: at the end of the step that runs, so that it can be gone on with.
 
     A second Ctrl-C stops at once. After the fit the signal means what it meant before. Where there are several
-    processes, the first of each machine listens, and all stop after the same step.
+    processes, the first of each machine listens, and all stop after the same step, a few batches later.
 
     Args:
         file: the checkpoint.
@@ -49,6 +53,8 @@ class Interruption(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save and stop, if that was asked for."""
+        if trainer.world_size > 1 and batch_idx % TOGETHER:
+            return
         if _any(trainer, self.was_asked):
             save(trainer, self.file)
             raise Interrupted
