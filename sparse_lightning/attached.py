@@ -76,8 +76,9 @@ class Attached:
             block = self.blocks[name]
             for spec in block.blocks():
                 tensor = tensor_of(spec)
-                if tensor is not None:
-                    spec.apply_mask(block.grid_of(spec, self.masks[name]), tensor)
+                fillers = [] if tensor is None else spec.part(tensor).fillers(block.grid_of(spec, self.masks[name]))
+                for fill in fillers:
+                    fill()
 
     def where(self, grids: dict[str, Tensor]) -> Iterator[tuple[BlockSpec, Tensor]]:
         """Boolean grids by name of their block, as grids of the specs where any entry is True."""
