@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 from sparse_lightning import Blocks, Constant, Sparsifier
 
-RANKS, ROUNDS, WARMUP, MESSAGES = 2, 30, 3, 4
+RANKS, ROUNDS, WARMUP, MESSAGES = 2, 30, 3, 3
 
 
 class Sharded(Run):
@@ -33,6 +33,16 @@ class Sharded(Run):
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.sparsifier = Sparsifier([Blocks("*.weight", (BLOCK, BLOCK))], Constant(SPARSITY, end=0), update_every=1)
         self.sparsifier.attach(self.model, self.optimizer)
+
+
+def in_turn(actions, rounds: int) -> dict[str, list[float]]:  # type: ignore[no-untyped-def]
+    """The times of actions that take turns, each as often first as the others."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    names = list(actions)
+    for i in range(WARMUP + rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            times[name].append(timed(actions[name]))
+    return times
 
 
 def timed(action) -> float:  # type: ignore[no-untyped-def]
@@ -54,13 +64,10 @@ def work(rank: int, folder: str) -> None:
             run.step()
         run.update()
     check(sharded, whole)
-    times: dict[str, list[float]] = {"shards": [], "one": [], "dense": [], "sparse": [], "bare": []}
-    for _ in range(WARMUP + ROUNDS):
-        times["shards"].append(timed(sharded.update))
-        times["one"].append(timed(lambda: alone(rank, whole)))
-        times["bare"].append(timed(messages))
-        times["dense"].append(timed(sharded.dense_step))
-        times["sparse"].append(timed(sharded.step))
+    updates = {"shards": sharded.update, "one": lambda: alone(rank, whole), "bare": messages}
+    steps = {"dense": sharded.dense_step, "sparse": sharded.step}
+    # A percent of a step is to be told from the noise: many rounds.
+    times = in_turn(updates, ROUNDS) | in_turn(steps, 4 * ROUNDS)
     if rank == 0:
         update, step = ratio(times["shards"], times["one"]), ratio(times["sparse"], times["dense"])
         print(f"{sharded.weights() / 1e6:.0f} MB of weights on {RANKS} processes with a thread each")

@@ -150,15 +150,25 @@ def has_others() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def check_agreement(masks: Mapping[str, Tensor]) -> None:
-    """Raise, on all ranks, where one of them holds other masks than rank 0; only checksums travel."""
+def agreed(masks: Mapping[str, Tensor], here: bool) -> bool:
+    """Whether something is so on any rank, where all hold the same masks; only checksums travel along.
+
+    Raises:
+        SparseLightningError: on all ranks, where one of them holds other masks than rank 0.
+    """
     if not has_others() or not masks:
-        return
+        return here
     mine = _checksums(masks)
-    extremes = torch.stack([mine, -mine])
+    extremes = torch.cat([mine, -mine, mine.new_tensor([here])])
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
-    if torch.equal(extremes[0], -extremes[1]):
-        return  # the largest is the smallest
+    *found, anywhere = extremes.tolist()
+    if [-largest for largest in found[: len(masks)]] != found[len(masks) :]:
+        _name_the_other(masks, mine)
+    return bool(anywhere)
+
+
+def _name_the_other(masks: Mapping[str, Tensor], mine: Tensor) -> None:
+    """Raise: the checksums of some rank are not those of rank 0."""
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(found, mine)
     for rank, theirs in enumerate(found):

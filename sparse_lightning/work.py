@@ -25,9 +25,9 @@ from sparse_lightning import masks as packed
 from sparse_lightning.attached import Attached
 from sparse_lightning.block import BlockSpec
 from sparse_lightning.budgets import Contender
-from sparse_lightning.distributed import any_rank, check_agreement, decided, has_others
+from sparse_lightning.distributed import agreed, any_rank, decided, has_others
 from sparse_lightning.errors import CheckpointError, FlowError, PatternError, ScoreWarning
-from sparse_lightning.flow import Criterion, Scorer, Sources
+from sparse_lightning.flow import Criterion, Proposal, Scorer, Sources
 from sparse_lightning.groups import groups_of
 from sparse_lightning.input_norms import TrainingInputNorms
 from sparse_lightning.methods import Case
@@ -192,13 +192,12 @@ class Work:
         return self._owed or self.plan.is_update(self.step, self.settings.update_every)
 
     def _update(self) -> None:
-        check_agreement(self.masks())
         target = self.plan(self.step)
-        scores = self._scores(self._scorer, target)
-        growth = self._scores(self._growth, target) if self._growth else {}
-        self._owed = scores is None or growth is None
-        if scores is None or growth is None:
+        found = self._scores(self._sources(target))
+        self._owed = found is None
+        if found is None:
             return
+        scores, growth = found[0], found[1] if self._growth else {}
         cases = list(self._cases(scores, growth, target))
         masks = self._decide(cases)
         changed = sum(self._apply(a, case, mask) for a, case, mask in zip(self.attached, cases, masks, strict=True))
@@ -218,22 +217,33 @@ class Work:
         kept = case.keeps[0].minimum(case.active) if self.settings.method.is_open(case) else case.active
         return self._groups[a.name].select(int(kept.max()), self._sources(case.target))
 
-    def _scores(self, scorer: Scorer, target: float) -> dict[str, Tensor] | None:
-        """The scores of attachments by name, gathered by scope; None where there are none to go by, with a warning."""
+    def _scores(self, sources: Sources) -> list[dict[str, Tensor]] | None:
+        """What the criterion says, and what the growth does: scores of attachments by name, gathered by scope.
+
+        None where there are none to go by, on any rank, with a warning. Nothing has changed then.
+        """
+        scorers = [scorer for scorer in (self._scorer, self._growth) if scorer]
         without = [a.name for a in self.attached for p in a.parameters() if p.grad is None]
-        if "grad" in scorer.program.names() and any_rank(bool(without), self.attached[0].device):
+        reads_gradients = any("grad" in scorer.program.names() for scorer in scorers)
+        if reads_gradients and any_rank(bool(without), self.attached[0].device):
             self._postpone(without, "have no gradient")
             return None
-        sources = self._sources(target)
-        proposal = scorer.propose(sources)
-        blocks = [pair for a in self._scored for pair in a.blocks.items()]
-        broken = [name for name, block in blocks if not proposal.scores[block].isfinite().all()]
+        proposals = [scorer.propose(sources) for scorer in scorers]
+        broken = [name for proposal in proposals for name in self._broken(proposal)]
         broken += [name for name, groups in self._groups.items() if not groups.is_finite(sources)]
-        if any_rank(bool(broken), self.attached[0].device):
+        if agreed(self.masks(), bool(broken)):
             self._postpone(broken, "have scores that are not finite")
             return None
-        scorer.commit(proposal)
-        return {a.name: a.scope.gather(proposal.scores) for a in self._scored}
+        for scorer, proposal in zip(scorers, proposals, strict=True):
+            scorer.commit(proposal)
+        return [{a.name: a.scope.gather(proposal.scores) for a in self._scored} for proposal in proposals]
+
+    def _broken(self, proposal: Proposal) -> list[str]:
+        """The blocks whose scores are not numbers; the device is waited for once."""
+        blocks = {name: block for a in self._scored for name, block in a.blocks.items()}
+        finite = [proposal.scores[block].isfinite().all() for block in blocks.values()]
+        right = torch.stack(finite).tolist() if finite else []
+        return [name for name, is_right in zip(blocks, right, strict=True) if not is_right]
 
     def _postpone(self, names: list[str], why: str) -> None:
         who = ", ".join(dict.fromkeys(names)) or "parameters on another rank"

@@ -33,7 +33,7 @@ def test_every_criterion(first, name):
 def test_random_flows():
     turns = count()
 
-    @settings(max_examples=8, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=6, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True)
     @given(flows())
     def law(flow):
         check_agreement("triton", criterion_of(flow, kept=State()), in_turn(next(turns), LONG))

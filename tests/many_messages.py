@@ -42,9 +42,9 @@ def check_update(job, messages, reductions):
     [bits] = messages.of(torch.uint8)
     blocks = sum(mask.numel() for mask in masks.values())
     assert bits.nbytes == -(-blocks // 8), f"{bits.nbytes} bytes for the masks of {blocks} blocks"
-    checksums, *flags = messages.of(torch.int64)
-    assert checksums.numel() == 2 * len(masks)
-    assert all(flag.numel() == 1 for flag in flags)
+    *flags, checksums = messages.of(torch.int64)
+    assert checksums.numel() == 2 * len(masks) + 1, "the largest and the smallest of each, and a flag"
+    assert [flag.numel() for flag in flags] == [1], "whether all have gradients is asked once"
     grids = messages.of(torch.float32)
     assert len(messages.sent) == 2 + len(flags) + len(grids), "something of another type travelled"
     travelling = sum(spec.numblk() * ways(spec.param) for spec in specs_of(job))

@@ -89,15 +89,25 @@ def test_there_are_thirty_and_the_good_one_is_good(tmp_path, monkeypatch):
     attempt("schedule.final=0.5")
 
 
+def command_line(typed, folder, **variables):
+    command = [sys.executable, "-m", "sparse_lightning", "--config-dir", OWN, "recipe=small", typed]
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=180, check=False, env=environment
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("typed", ["schedule=cubik", "schedule.final=1.5", "pattern.blocks.match=[frst.weight]"])
 def test_the_command_line_says_it_in_one_message(typed, tmp_path):
-    command = [sys.executable, "-m", "sparse_lightning", "--config-dir", OWN, "recipe=small", typed]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
+    ran = command_line(typed, tmp_path)
     assert ran.returncode == 2, ran.stderr
     assert BAD[typed] in ran.stderr
     assert len(ran.stderr.strip().splitlines()) == 1, ran.stderr
-    full = {**os.environ, "HYDRA_FULL_ERROR": "1"}
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False, env=full)
+
+
+@pytest.mark.slow
+def test_the_command_line_shows_where_it_was_raised_if_asked(tmp_path):
+    ran = command_line("schedule=cubik", tmp_path, HYDRA_FULL_ERROR="1")
     assert ran.returncode != 0
     assert "Traceback" in ran.stderr

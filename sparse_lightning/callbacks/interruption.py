@@ -9,9 +9,9 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 
 from sparse_lightning.callbacks.saving import save
-
 
 TOGETHER = 10
 """After how many batches several processes ask one another: each time they wait for their devices."""
@@ -53,7 +53,7 @@ class Interruption(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save and stop, if that was asked for."""
-        if trainer.world_size > 1 and batch_idx % TOGETHER:
+        if trainer.world_size > 1 and batch_idx % TOGETHER and not trainer.is_last_batch:
             return
         if _any(trainer, self.was_asked):
             save(trainer, self.file)
@@ -65,8 +65,10 @@ class Interruption(L.Callback):
             raise Interrupted
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop; processes may have different numbers of batches, but all come to the end."""
+        """Save and stop; processes may have different numbers of batches, but all come to the end."""
         if _any(trainer, self.was_asked):
+            if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+                save(trainer, self.file)
             raise Interrupted
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -30,7 +30,7 @@ from sparse_lightning.flow.ops import (
 )
 from sparse_lightning.flow.paged import State
 from sparse_lightning.flow.program import Program, trace
-from sparse_lightning.flow.scorer import Scorer
+from sparse_lightning.flow.scorer import Proposal, Scorer
 from sparse_lightning.flow.sources import Sources
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "Op",
     "Pick",
     "Program",
+    "Proposal",
     "Rank",
     "Relu",
     "Save",
