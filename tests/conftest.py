@@ -18,6 +18,14 @@ hypothesis.settings.load_profile("laws")
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """Two workers begin with half of the slow tests each: none is left alone with a long one at the end."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    half = len(items) // 2 - len(slow[::2])
+    items[:] = [*slow[::2], *quick[:half], *slow[1::2], *quick[half:]]
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """Every test draws the same weights whenever it runs."""

@@ -108,6 +108,7 @@ def test_memory_that_nobody_wrote_is_poisoned():
 
 
 @needs_compiler
+@pytest.mark.slow
 @each_dtype
 def test_compiled_agrees_on_every_criterion(dtype, monkeypatch):
     """Compiling takes a second: the edges of the matrices are left to the reference, and one kernel serves the rest."""
@@ -118,6 +119,7 @@ def test_compiled_agrees_on_every_criterion(dtype, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_compiled_agrees_on_every_layout(monkeypatch):
     """The sizes from which a compiled kernel pays are put down to what the awkward parameters have."""
     monkeypatch.setattr(compiled, "WORTH", 1)
@@ -125,6 +127,7 @@ def test_compiled_agrees_on_every_layout(monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_compiled_agrees_on_random_flows(monkeypatch):
     monkeypatch.setattr(compiled, "WORTH", 20000)
     dtypes = cycle(DTYPES)

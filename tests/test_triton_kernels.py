@@ -14,12 +14,14 @@ KERNELS = ["not select", "select"]
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_in_the_interpreter(kernel):
     run_cases("triton_cases.py", interpreted=True, select=kernel)
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_compiled_ahead_of_time(kernel):
     run_cases("triton_compiled.py", interpreted=False, select=kernel)
