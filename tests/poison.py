@@ -27,6 +27,9 @@ def poisoned(t: torch.Tensor) -> torch.Tensor:
 
 def poison_memory(patch: pytest.MonkeyPatch) -> None:
     """Fill what the makers make from now on, until the patch is undone."""
+    # torch notes, once, which functions a device context is for: that must not be these.
+    with torch.device("cpu"):
+        torch.zeros(())
     for owner, name in MAKERS:
         patch.setattr(owner, name, _poisoning(getattr(owner, name)))
 
