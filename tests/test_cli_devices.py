@@ -130,10 +130,8 @@ def go_on_until_ctrl_c(run):
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < until, "no checkpoint after two minutes"
             time.sleep(0.1)
+    finally:
         os.killpg(process.pid, signal.SIGINT)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
     code, said = finish(process, 60)
     assert code == 130, said
     assert "Traceback" not in said, said
