@@ -155,8 +155,8 @@ def main() -> None:
     print(f"with the callback   {held:6.3f} × the dense step  (at most 1.02)")
     print(f"gradients masked    {shares['clipped']:6.3f} × the dense step")
     print(f"an update           {shares['update']:6.3f} of a dense step  (at most 0.08)")
-    print(f"memory in use       {peak_share(EXACT):6.2%} of the weights  (at most 0.5 %)")
-    print(f"memory of a process {peak_share({'MALLOC_MMAP_THRESHOLD_': '65536'}):6.2%} with what the C library keeps")
+    print(f"memory              {peak_share({'MALLOC_MMAP_THRESHOLD_': '65536'}):6.2%} of the weights  (at most 0.5 %)")
+    print(f"of it in use        {peak_share(EXACT):6.2%}, without what the C library keeps for later")
     print(f"checkpoint          {sparse.checkpoint() / dense.checkpoint() - 1:6.2%} larger  (at most 0.5 %)")
 
 
