@@ -23,6 +23,7 @@ from flow_cases import (
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from poison import poison  # noqa: F401
+from torch.utils.flop_counter import FlopCounterMode
 
 from sparse_lightning import BlockSpec, FlowError, ScopeSpec
 from sparse_lightning.criteria import Taylor
@@ -150,6 +151,16 @@ def test_stages_are_compiled_each_for_itself_and_beyond_their_variants_run_plain
     window = torch.randn(4, 3, 5, 2)
     for stage, values in product([highest, lowest], [window, window[:, :, :1, :1], window.bfloat16()]):
         torch.testing.assert_close(compiled.fold(stage, [values]), reference.fold(stage, [values]))
+
+
+@needs_compiler
+def test_what_a_dispatch_mode_watches_runs_plain(monkeypatch):
+    """As where someone counts the operations of a step in which masks are updated."""
+    monkeypatch.setattr(compiled, "WORTH", 1)
+    stage, window = Stage(1, (Step("abs", (Ref(0),)),), ((Ref(1), "sum"),)), torch.randn(4, 3, 5, 2)
+    with FlopCounterMode(display=False):
+        [watched] = compiled.fold(stage, [window])
+    torch.testing.assert_close(watched, window.abs().sum((1, 3)))
 
 
 def test_the_choice_of_a_lowering():

@@ -13,6 +13,7 @@ from types import FunctionType
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from sparse_lightning.kernels.availability import cpp_compiler
 from sparse_lightning.kernels.block_score import reference
@@ -35,10 +36,11 @@ def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
     """Run a stage on windows `(n0, l0, n1, l1, …)` of one shape; each fold gives a grid `(n0, n1, …)`.
 
     Windows of more than two pairs of dimensions are rare, and small ones gain nothing but would each bring
-    odd sizes to compile for: both take the reference. So does what comes after the last variant.
+    odd sizes to compile for: both take the reference. So does what comes after the last variant, and what a dispatch
+    mode watches, such as one that counts operations: it can not see into compiled code.
     """
     shape = windows[0].shape
-    if len(shape) > 4 or windows[0].numel() < WORTH:
+    if len(shape) > 4 or windows[0].numel() < WORTH or _get_current_dispatch_mode() is not None:
         return reference.fold(stage, windows)
     four = [window.view([1] * (4 - len(shape)) + list(shape)) for window in windows]
     try:
