@@ -71,12 +71,15 @@ class BlockPart:
     def fold(self, stage: Stage, run: Fold) -> list[Tensor]:
         """A stage on the elements of this part: for each of its folds a grid of this part's share of each block."""
         grids = [reference.start(kind, self.grid_shape, self.tensors[0]) for _, kind in stage.folds]
+        self.fold_into(grids, stage, run)
+        return grids
+
+    def fold_into(self, grids: Sequence[Tensor], stage: Stage, run: Fold) -> None:
+        """`fold`, combined with what grids hold already: one for each fold of the stage."""
         for patch in self.patches:
             windows = [layout.on(tensor) for layout, tensor in zip(patch.windows, self.tensors, strict=True)]
             for grid, value, (_, kind) in zip(grids, run(stage, windows), stage.folds, strict=True):
-                here = grid[_slices(patch)]
-                here.copy_(reference.combine(kind, here, _to_grid(patch, value)))
-        return grids
+                reference.combine_(kind, grid[_slices(patch)], _to_grid(patch, value))
 
     def fill_(self, mask: Tensor) -> None:
         """Zero where the mask is True; exactly +0.0, whatever was there."""

@@ -128,9 +128,9 @@ class SparseScope(ABC):
     def _select(self, gathered: Tensor, nnz: int | Tensor) -> Tensor:
         self._report_nan(gathered)
         keep = self._counts(nnz, gathered.device)
-        ranks = torch.arange(gathered.shape[-1], device=gathered.device).expand(gathered.shape)
-        mask = torch.empty(gathered.shape, dtype=torch.bool, device=gathered.device)
-        return mask.scatter_(-1, _falling_order(gathered), ranks >= keep.unsqueeze(-1))
+        order = _falling_order(gathered)
+        places = torch.arange(gathered.shape[-1], dtype=torch.int32, device=gathered.device)
+        return torch.empty_like(order, dtype=torch.bool).scatter_(-1, order, places >= keep.unsqueeze(-1))
 
     def kth_largest(self, scores_or_values: Scores | Values, nnz: int | Tensor) -> Tensor:
         """The score of the last block kept in each scope when `nnz` are: a tensor of `grid_shape`.

@@ -279,7 +279,9 @@ class Work:
             return Contender(a.name, a.scope, torch.zeros((), device=a.device).expand(mask.shape), a.final)
         exponent = self.settings.criterion.size_exponent
         ranked = self.settings.budget.rank(Contender(a.name, a.scope, scores, a.final, exponent))
-        return Contender(a.name, a.scope, ranked.masked_fill(mask, -torch.inf), a.final, exponent)
+        # The scores are of no more use as they are; what a budget made may be its own.
+        masked = ranked.masked_fill_ if ranked is scores else ranked.masked_fill
+        return Contender(a.name, a.scope, masked(mask, -torch.inf), a.final, exponent)
 
     def _targets_ahead(self) -> Iterable[float]:
         """The target of this update, and of those that follow as far as the method looks ahead."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparse_lightning.block import BlockSpec
-from sparse_lightning.distributed import complete
+from sparse_lightning.distributed import Part, complete
 from sparse_lightning.errors import CheckpointError, FlowError
 from sparse_lightning.flow.criterion import Criterion
 from sparse_lightning.flow.end_to_end import EndToEnd, owners
@@ -132,15 +132,26 @@ class Scorer:
         kinds = [kind for _, kind in self.program.stage.folds]
         blocks = self._end_to_end.blocks
         specs = [(owner, spec) for owner, block in blocks.items() for spec in block.blocks()] if kinds else []
-        own = [(spec.param, self._fold_here(owner, spec, sources)) for owner, spec in specs]
-        parts = [(grid, kind, param) for param, grids in own for grid, kind in zip(grids, kinds, strict=True)]
+        parts: list[Part] = []
+        for (owner, spec), grids in zip(specs, self._room([spec for _, spec in specs]), strict=True):
+            self._fold_here(grids, owner, spec, sources)
+            parts += [(grid, kind, spec.param) for grid, kind in zip(grids, kinds, strict=True)]
         whole = iter(complete(parts))
         return [self._over_specs(block, whole) for block in blocks.values()]
 
-    def _fold_here(self, owner: str, spec: BlockSpec, sources: Sources) -> list[Tensor]:
-        """The stage on the elements that this process holds: for each fold a grid."""
+    def _room(self, specs: Sequence[BlockSpec]) -> Iterator[list[Tensor]]:
+        """For each spec a grid for each fold, all in one piece of memory: small ones would leave holes in the heap."""
+        is_wide = any(reference.accumulation_dtype(spec.param.dtype) != torch.float32 for spec in specs)
+        like = torch.empty(0, dtype=torch.float64 if is_wide else torch.float32, device=self._device)
+        sizes = [spec.numblk() for spec in specs]
+        rows = [reference.start(kind, (sum(sizes),), like) for _, kind in self.program.stage.folds]
+        for spec, *grids in zip(specs, *(torch.split(row, sizes) for row in rows), strict=True):
+            yield [grid.view(spec.grid_shape) for grid in grids]
+
+    def _fold_here(self, grids: Sequence[Tensor], owner: str, spec: BlockSpec, sources: Sources) -> None:
+        """The stage on the elements that this process holds, into a grid for each fold."""
         others = [sources.element(name, spec.param, owner) for name in self.program.elements[1:]]
-        return spec.part(None, others).fold(self.program.stage, self._run())
+        spec.part(None, others).fold_into(grids, self.program.stage, self._run())
 
     def _over_specs(self, block: SparseBlock, grids: Iterator[Tensor]) -> list[Tensor]:
         """For each fold the next grids, one for each spec of a block, combined in the block's order."""

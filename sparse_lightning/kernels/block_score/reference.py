@@ -25,7 +25,7 @@ def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
         values = elementwise(stage, [window[piece].to(dtype) for window in windows])
         for grid, value, (_, kind) in zip(grids, values, stage.folds, strict=True):
             here = grid[piece[0::2]]
-            here.copy_(combine(kind, here, fold_blocks(kind, value).view(here.shape)))
+            combine_(kind, here, fold_blocks(kind, value).view(here.shape))
         del values, value  # before the next chunk makes its own
     return grids
 
@@ -50,6 +50,11 @@ _IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf}
 def combine(kind: FoldKind, a: Tensor, b: Tensor) -> Tensor:
     """Two grids of parts of the same blocks as one."""
     return _COMBINE[kind](a, b)
+
+
+def combine_(kind: FoldKind, a: Tensor, b: Tensor) -> None:
+    """`combine`, in place of the first."""
+    _COMBINE[kind](a, b, out=a)
 
 
 def start(kind: FoldKind, shape: Sequence[int], values: Tensor) -> Tensor:
