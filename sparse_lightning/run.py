@@ -15,9 +15,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from sparse_lightning.callbacks.interruption import Interrupted, Interruption
 from sparse_lightning.callbacks.saving import save
 from sparse_lightning.configuration.check import check
+from sparse_lightning.configuration.first import is_first
 from sparse_lightning.configuration.folders import last_checkpoint
 from sparse_lightning.configuration.parts import Parts
-from sparse_lightning.configuration.processes import is_first, watch
+from sparse_lightning.configuration.processes import watch
 from sparse_lightning.configuration.shards import check_checkpoint, check_model
 from sparse_lightning.report import Report
 

@@ -18,14 +18,6 @@ hypothesis.settings.load_profile("laws")
 torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items):
-    """Two workers begin with half of the slow tests each: none is left alone with a long one at the end."""
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    quick = [item for item in items if not item.get_closest_marker("slow")]
-    half = len(items) // 2 - len(slow[::2])
-    items[:] = [*slow[::2], *quick[:half], *slow[1::2], *quick[half:]]
-
-
 @pytest.fixture(autouse=True)
 def seeded():
     """Every test draws the same weights whenever it runs."""
@@ -42,6 +34,12 @@ def wheel(tmp_path_factory):
 def console_script(wheel, tmp_path_factory):
     """`sparse-lightning`, installed from the wheel into a fresh environment."""
     return install(wheel, tmp_path_factory.mktemp("environment"))
+
+
+@pytest.fixture(scope="session")
+def python(console_script):
+    """The Python of that environment."""
+    return console_script.with_name("python")
 
 
 class NewTensors(TorchDispatchMode):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
-import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ("sparse_lightning", "hydra_plugins", "conf", "recipes", "pyproject.toml", "README.md", "LICENSE")
@@ -26,12 +27,37 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """Install a wheel into a new environment; gives its console script."""
+    """Install a wheel into a new environment; gives its console script.
+
+    What the package says that it needs is linked there, from the environment of the tests, and nothing else is.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--quiet"]
     subprocess.run([*pip, wheel], check=True, timeout=120)
     [packages] = folder.glob("lib/python*/site-packages")
-    # What the package needs comes from the environment of the tests, but not the package: only the wheel has that.
-    (packages / "needed.pth").write_text(f"{Path(pytest.__file__).parent.parent}\n")
+    for name in needed("sparse_lightning") - {"sparse_lightning"}:
+        link(metadata.distribution(name), packages)
     return folder / "bin" / "sparse-lightning"
+
+
+def needed(name: str) -> set[str]:
+    """The names of a distribution and of all that it needs here, and that needs in turn; nothing optional."""
+    found: set[tuple[str, str]] = set()
+    waiting = [(name, "")]
+    while waiting:
+        name, extra = waiting.pop()
+        if (name, extra) not in found:
+            found.add((name, extra))
+            lines = [Requirement(line) for line in metadata.requires(name) or []]
+            wanted = [line for line in lines if line.marker is None or line.marker.evaluate({"extra": extra})]
+            waiting += [(line.name, asked) for line in wanted for asked in ("", *line.extras)]
+    return {name for name, _ in found}
+
+
+def link(distribution: metadata.Distribution, packages: Path) -> None:
+    """Make a distribution of the environment of the tests a part of another one."""
+    for name in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+        path = packages / name
+        if not path.exists():
+            path.symlink_to(Path(str(distribution.locate_file(name))).resolve())

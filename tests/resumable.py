@@ -1,10 +1,9 @@
-"""A run that can be killed: `python resumable.py CASE FOLDER STEP` trains and dies by SIGKILL before that step."""
+"""A run that can be killed: it dies by SIGKILL before a step."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import lightning as L
@@ -153,6 +152,7 @@ def train(case: str, folder: Path, die_at: int = -1, ckpt_path: str | None = Non
     return trainer, net, ours
 
 
-if __name__ == "__main__":
+def train_until(case: str, folder: Path, die_at: int):
+    """Train a case in a process that ends there."""
     torch.set_num_threads(1)
-    train(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    train(case, folder, die_at)

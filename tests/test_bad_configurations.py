@@ -89,8 +89,8 @@ def test_there_are_thirty_and_the_good_one_is_good(tmp_path, monkeypatch):
     attempt("schedule.final=0.5")
 
 
-def command_line(typed, folder, **variables):
-    command = [sys.executable, "-m", "sparse_lightning", "--config-dir", OWN, "recipe=small", typed]
+def command_line(script, typed, folder, **variables):
+    command = [script, "--config-dir", OWN, "recipe=small", typed]
     environment = {**os.environ, **variables}
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=180, check=False, env=environment
@@ -99,15 +99,26 @@ def command_line(typed, folder, **variables):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("typed", ["schedule=cubik", "schedule.final=1.5", "pattern.blocks.match=[frst.weight]"])
-def test_the_command_line_says_it_in_one_message(typed, tmp_path):
-    ran = command_line(typed, tmp_path)
+def test_the_command_line_says_it_in_one_message(typed, console_script, tmp_path):
+    ran = command_line(console_script, typed, tmp_path)
     assert ran.returncode == 2, ran.stderr
     assert BAD[typed] in ran.stderr
     assert len(ran.stderr.strip().splitlines()) == 1, ran.stderr
 
 
 @pytest.mark.slow
-def test_the_command_line_shows_where_it_was_raised_if_asked(tmp_path):
-    ran = command_line("schedule=cubik", tmp_path, HYDRA_FULL_ERROR="1")
+def test_the_command_line_shows_where_it_was_raised_if_asked(console_script, tmp_path):
+    ran = command_line(console_script, "schedule=cubik", tmp_path, HYDRA_FULL_ERROR="1")
     assert ran.returncode != 0
     assert "Traceback" in ran.stderr
+
+
+@pytest.mark.parametrize("typed", ["schedule=cubik", "schedule.fnal=0.5", "recipe=digts_rigl", "seed=1,2"])
+def test_a_slip_of_the_pen_is_answered_before_torch_is_imported(typed, tmp_path):
+    program = (
+        "import sys; from sparse_lightning.cli import answer; code = answer(sys.argv[1:]); "
+        "sys.exit(3 if {'torch', 'lightning'} & set(sys.modules) else code)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, typed], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 2, ran.stderr
+    assert ran.stderr.startswith("sparse-lightning: ")

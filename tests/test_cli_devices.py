@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,8 +31,7 @@ from sparse_lightning.run import prepare, run
 
 OWN = str(Path(__file__).parent / "own_conf")
 MODULE = ["-m", "sparse_lightning", "--config-dir", OWN]
-COMMAND = [sys.executable, *MODULE]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *MODULE]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2", "trainer.precision=32-true"]
 LEFT = {"config.yaml", "checkpoints", "metrics.csv", "masks.safetensors", "results.json", "table.txt", ".hydra"}
 """What every run leaves."""
@@ -72,20 +70,20 @@ def results(folder):
 
 
 @pytest.mark.slow
-def test_the_same_run_with_ddp_and_fsdp2_by_lightning_and_by_torchrun(tmp_path):
+def test_the_same_run_with_ddp_and_fsdp2_by_lightning_and_by_torchrun(python, tmp_path):
     """One test, since each start of two processes is dear, and the later ones need what the earlier ones leave."""
     with ThreadPoolExecutor(2) as threads:  # most of the time goes into imports, one process after the other
-        ddp = threads.submit(sweep_with_ddp, tmp_path / "ddp")
-        sharded = threads.submit(fsdp2_by_torchrun, tmp_path / "fsdp2")
+        ddp = threads.submit(sweep_with_ddp, python, tmp_path / "ddp")
+        sharded = threads.submit(fsdp2_by_torchrun, python, tmp_path / "fsdp2")
     check_same(ddp.result(), sharded.result())
-    go_on_until_ctrl_c(sharded.result())
+    go_on_until_ctrl_c(python, sharded.result())
 
 
-def sweep_with_ddp(folder):
+def sweep_with_ddp(python, folder):
     """Two runs, one after the other in the same two processes, each with a dense twin; gives the second."""
     folder.mkdir()
     sweep = ["-m", "schedule.final=0.5,0.9", "export=weights"]
-    said = call([*COMMAND, "recipe=small", "trainer=ddp", *TWO, *sweep], folder)
+    said = call([python, *MODULE, "recipe=small", "trainer=ddp", *TWO, *sweep], folder)
     [runs] = folder.glob("multirun/small/*")
     assert {"0", "1", "sweep.csv", "sweep.txt", "sweep.png"} <= set(os.listdir(runs))
     for made, final in ((runs / "0", 0.5), (runs / "1", 0.9)):
@@ -98,10 +96,11 @@ def sweep_with_ddp(folder):
     return runs / "1"
 
 
-def fsdp2_by_torchrun(folder):
+def fsdp2_by_torchrun(python, folder):
     """The second of these runs in shards."""
     folder.mkdir()
-    said = call([*TORCHRUN, "recipe=small", "trainer=fsdp2", *TWO, "export=weights", "compare_dense=false"], folder)
+    chosen = ["recipe=small", "trainer=fsdp2", *TWO, "export=weights", "compare_dense=false"]
+    said = call([python, *TORCHRUN, *MODULE, *chosen], folder)
     [run] = folder.glob("outputs/small/*")
     assert set(os.listdir(run)) >= LEFT
     assert said.count("All files are in") == 1, said
@@ -120,10 +119,10 @@ def check_same(ddp, sharded):
     assert float((found["second.weight"] == 0).float().mean()) == pytest.approx(0.89, abs=0.01)
 
 
-def go_on_until_ctrl_c(run):
+def go_on_until_ctrl_c(python, run):
     """All processes stop after the same step, with one message and one checkpoint."""
     long = ["ckpt_path=last", "trainer.max_epochs=5000", "compare_dense=false"]
-    process = start([*COMMAND, "recipe=small", "trainer=fsdp2", *TWO, *long], run.parents[2])
+    process = start([python, *MODULE, "recipe=small", "trainer=fsdp2", *TWO, *long], run.parents[2])
     try:
         until = time.monotonic() + 120
         while not any(step > 6 for step in steps_in(run)):
@@ -152,13 +151,13 @@ def steps_in(run):
 
 
 @pytest.mark.slow
-def test_tensor_parallel_gpt_exports_the_model_that_was_measured(tmp_path):
+def test_tensor_parallel_gpt_exports_the_model_that_was_measured(python, tmp_path):
     sizes = {"width": 32, "depth": 1, "heads": 4}
     model = [f"model.{name}={value}" for name, value in sizes.items()]
     data = ["data.size=20000", "data.context=32", "data.batch_size=8"]
     short = ["trainer.limit_train_batches=8", "trainer.limit_val_batches=2", "trainer.enable_progress_bar=false"]
     quick = ["update_every=2", "compare_dense=false", "export=weights"]
-    call([*COMMAND, "recipe=gpt_heads", "trainer=fsdp2_tp", *TWO, *model, *data, *short, *quick], tmp_path)
+    call([python, *MODULE, "recipe=gpt_heads", "trainer=fsdp2_tp", *TWO, *model, *data, *short, *quick], tmp_path)
     [run] = tmp_path.glob("outputs/gpt_heads/*")
     rows = {row["parameter"]: row["actual"] for row in results(run)["parameters"]}
     assert rows["blocks.0.attn.qkv.weight"] == 0.5

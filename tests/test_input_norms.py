@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from forked import on_ranks
 from torch import nn
 
 from sparse_lightning.input_norms import InputNorms
@@ -54,7 +54,7 @@ def work(rank, folder):
 @pytest.mark.slow
 def test_ranks_with_batches_of_their_own_see_the_norms_over_all(tmp_path):
     """Rank 0 has the even batches, so that only rank 1 reaches the layer for odd ones."""
-    mp.spawn(work, (str(tmp_path),), RANKS)
+    on_ranks(work, (str(tmp_path),), RANKS)
     wanted = norms_of(range(6))
     assert wanted["never"] is None
     assert wanted["odd"] is not None

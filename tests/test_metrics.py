@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from forked import on_ranks
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torchmetrics import MetricCollection
@@ -279,4 +280,4 @@ def compare_in_process(rank, processes, file):
 
 @pytest.mark.slow
 def test_two_processes_count_together(tmp_path):
-    torch.multiprocessing.spawn(compare_in_process, args=(2, tmp_path / "rendezvous"), nprocs=2)
+    on_ranks(compare_in_process, (2, tmp_path / "rendezvous"), 2)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from resumable import CASES, SAVE_EVERY, STEPS, train
+from forked import FORKED
+from resumable import CASES, SAVE_EVERY, STEPS, train, train_until
 from small_nets import LAYERS
 
-HERE = Path(__file__).parent
 KILLS = {"movement": (4, 10, 20), "soft": (9, 17)}
 """Before which steps runs are killed; others are once."""
 
@@ -78,10 +76,10 @@ def test_killed_and_resumed(case, tmp_path):
         whole = end_of(*train(case, tmp_path / "whole"))
         for die_at in KILLS.get(case, (13,)):
             folder = tmp_path / f"killed at {die_at}"
-            run = subprocess.run(
-                [sys.executable, HERE / "resumable.py", case, folder, str(die_at)], capture_output=True, text=True
-            )
-            assert run.returncode == -signal.SIGKILL, run.stderr
+            run = FORKED.Process(target=train_until, args=(case, folder, die_at))
+            run.start()
+            run.join()
+            assert run.exitcode == -signal.SIGKILL
             ckpt = last_checkpoint(folder)
             assert ckpt.stem == f"step={die_at // SAVE_EVERY * SAVE_EVERY}"
             resumed = end_of(*train(case, folder, ckpt_path=str(ckpt)))

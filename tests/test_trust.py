@@ -64,8 +64,8 @@ def test_a_hostile_recipe_is_refused_with_its_reason(recipe, proof):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IN_A_PROCESS)
-def test_the_command_line_refuses_before_hydra_runs_anything(name, proof):
-    command = [sys.executable, "-m", "sparse_lightning", "--config-dir", str(HOSTILE), f"recipe={name}"]
+def test_the_command_line_refuses_before_hydra_runs_anything(name, console_script, proof):
+    command = [console_script, "--config-dir", HOSTILE, f"recipe={name}"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 2, ran.stderr
     assert "Traceback" not in ran.stderr

@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from sparse_lightning.configuration.compose import Composed
-from sparse_lightning.configuration.processes import is_first, let_the_first_speak
+from sparse_lightning.configuration.first import is_first, let_the_first_speak
 from sparse_lightning.configuration.quiet import be_quiet
 from sparse_lightning.errors import SparseLightningError
 

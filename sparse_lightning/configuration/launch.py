@@ -1,4 +1,8 @@
-"""Launch: check what the command line asks for, all of it before any of it runs, then let Hydra run it."""
+"""Launch: check what the command line asks for, all of it before any of it runs, then let Hydra run it.
+
+Names and targets are looked at first. Torch and Lightning are imported when they are right, so that a slip of the pen
+is answered at once.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -15,13 +19,15 @@ from omegaconf import DictConfig
 from sparse_lightning.configuration import catalog
 from sparse_lightning.configuration.check import check
 from sparse_lightning.configuration.compose import Composed, compose, expanded, parsed, search_path
+from sparse_lightning.configuration.first import is_first
 from sparse_lightning.configuration.folders import fresh, last_run
 from sparse_lightning.configuration.hydra_part import check_hydra
 from sparse_lightning.configuration.job import job
-from sparse_lightning.configuration.parts import Parts
-from sparse_lightning.configuration.processes import Crew, is_first, together
 from sparse_lightning.configuration.quiet import be_quiet
 from sparse_lightning.errors import ConfigError, UntrustedError
+
+if TYPE_CHECKING:
+    from sparse_lightning.configuration.processes import Crew
 
 
 def launch(arguments: list[str]) -> None:
@@ -33,6 +39,8 @@ def launch(arguments: list[str]) -> None:
     if options.cfg or options.info or options.hydra_help or options.shell_completion:
         flags = [argument for argument in arguments if argument not in options.overrides]
         return _let_hydra([*flags, *options.overrides], job(plan.trusted))
+    from sparse_lightning.configuration.processes import together
+
     extra = [] if options.config_dir is None else ["--config-dir", options.config_dir]
     mode = ["--multirun"] if plan.is_sweep else []
     with together(plan.folder):
@@ -85,12 +93,20 @@ def checked(typed: Sequence[str], config_dir: str | None = None, multirun: bool 
         if tuple(config["trusted_targets"] or ()) != trusted:
             raise UntrustedError("trusted_targets is refused in a recipe: give it on the command line")
         check(config, trusted)
-        be_quiet()
-        crews.append(Crew.of(Parts(config, trusted).check_small()))
+        crews.append(_crew(config, trusted))
     if is_sweep:
         check_crews(crews, first.hydra)
     folder = crews[0].agree(lambda: _folder(first, is_sweep, typed))
     return Plan(trusted=trusted, is_sweep=is_sweep, folder=folder, rank=crews[0].rank)
+
+
+def _crew(config: dict[str, Any], trusted: tuple[str, ...]) -> Crew:
+    """The processes that a configuration asks for; its small parts are made once, to check them."""
+    from sparse_lightning.configuration.parts import Parts
+    from sparse_lightning.configuration.processes import Crew
+
+    be_quiet()
+    return Crew.of(Parts(config, trusted).check_small())
 
 
 def check_crews(crews: Sequence[Crew], hydra_part: DictConfig) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,27 +18,19 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.utilities import rank_zero_only
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from sparse_lightning.configuration.first import PATIENCE
 from sparse_lightning.errors import ConfigError
 
 FOLDER = "SPARSE_LIGHTNING_FOLDER"
 """The environment variable by which the processes that Lightning starts are told the folder."""
-
-PATIENCE = 20.0
-"""How many seconds processes wait for one another at the end."""
 
 _stores: list[TCPStore] = []
 """What answers the other processes; it has to live as long as this process."""
 
 _started: list[list[subprocess.Popen[bytes]]] = []
 """The processes that Lightning has started for this one."""
-
-
-def is_first() -> bool:
-    """Whether this process is the one that writes and prints, as far as that is known yet."""
-    return int(getattr(rank_zero_only, "rank", 0) or 0) == 0
 
 
 @dataclass(frozen=True)
@@ -161,8 +152,3 @@ def _end(process: subprocess.Popen[bytes], patience: float) -> None:
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
         process.wait()
-
-
-def let_the_first_speak() -> None:
-    """Called by another process before it ends with an error, since whoever sees that ends all of them."""
-    time.sleep(PATIENCE)
