@@ -74,8 +74,9 @@ class Sources:
         """
         if "input_norm" in names and not self._watches(param):
             raise FlowError(f"input_norm is not there for {owner}{self._missing('input_norm', param)}")
-        kept = [OPTIMIZER + name for name in self._names_kept(param)]
-        for name in sorted(name for name in names if name.startswith(OPTIMIZER)):
+        asked = sorted(name for name in names if name.startswith(OPTIMIZER))
+        kept = [OPTIMIZER + name for name in self._names_kept(param)] if asked else []
+        for name in asked:
             if name not in kept:
                 raise FlowError(f"{name} is not there for {owner}{did_you_mean(name, kept) or NO_STATE}")
 
