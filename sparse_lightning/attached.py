@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -57,6 +57,11 @@ class Attached:
         # Known on the host from here on, so that a step waits for no device to find that nothing is pruned.
         self._pruned = {name for name, mask in self.masks.items() if mask.any()}
         self._fillers = {}
+
+    def not_zero(self, masks: Mapping[str, Tensor]) -> list[str]:
+        """The names of those masks that prune a block which is not zero."""
+        fitting = {n: b for n, b in self.blocks.items() if n in masks and masks[n].shape == b.grid_shape}
+        return [n for n, b in fitting.items() if (masks[n].to(self.device) & (b.norms() != 0)).any()]
 
     def hold(self) -> None:
         """Zero the pruned blocks of the weights. It is called after every step, so what to write where is kept."""

@@ -8,6 +8,7 @@ from fnmatch import translate
 from functools import lru_cache
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sparse_lightning.errors import PatternError
 from sparse_lightning.nearest import did_you_mean
@@ -105,13 +106,17 @@ class Names:
 
     def find(self, pattern: str) -> dict[str, tuple[str, ...]]:
         """The names of parameters that match, with what the wildcards captured."""
-        return self._find(pattern, self.parameters)
+        found = self._find(pattern, self.parameters)
+        _refuse_lazy({name: [self.parameters[name]] for name in found})
+        return found
 
     def find_modules(self, pattern: str) -> dict[str, tuple[str, ...]]:
         """The names of modules that match, with what the wildcards captured."""
-        return self._find(pattern, self.modules)
+        found = self._find(pattern, self.modules)
+        _refuse_lazy({name: self.modules[name].parameters(recurse=False) for name in found})
+        return found
 
-    def _find(self, pattern: str, known: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
+    def _find(self, pattern: str, known: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Full names match too; LoRA's own parameters only where a pattern names them, as none did before LoRA."""
         found = {}
         for name in known:
@@ -133,6 +138,16 @@ class Names:
     def owner_of(self, parameter: Tensor) -> str | None:
         """The pattern that took a parameter."""
         return self.owners.get(id(parameter))
+
+
+def _refuse_lazy(found: Mapping[str, Iterable[nn.Parameter]]) -> None:
+    """Raise where a parameter of what was found has no shape yet."""
+    for name, parameters in found.items():
+        if any(is_lazy(parameter) for parameter in parameters):
+            raise PatternError(
+                f"{name} is lazy and has no shape yet, so there is nothing to cut into blocks: run a batch through "
+                "the model before it is trained"
+            )
 
 
 def nearest(pattern: str, names: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,7 @@ class Sparsifier:
         self.settings = Settings(list(patterns), schedule, *parts, update_every, seed, lowering)
         self._work: Work | None = None
         self._waiting: dict[str, Any] = {}
+        self._is_own = False
 
     @property
     def is_attached(self) -> bool:
@@ -88,12 +90,14 @@ class Sparsifier:
             raise SparseLightningError("this Sparsifier is attached to a model already: call detach() first")
         listed = list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
         work = Work(self.settings, model, listed, total_steps)
-        if self._waiting:
-            try:
+        try:
+            if self._is_own:
+                _warn_of_another_model(work.attached, masks_in(self._waiting))
+            if self._waiting:
                 work.load_state_dict(self._waiting)
-            except SparseLightningError:
-                work.close()
-                raise
+        except BaseException:
+            work.close()
+            raise
         self._work, self._waiting = work, {}
 
     def detach(self) -> None:
@@ -102,14 +106,15 @@ class Sparsifier:
         All ranks must call it, as they must call `state_dict`: what each has seen of the inputs is added up.
         """
         if self._work is not None:
-            self._waiting = self._work.state_dict()
+            self._waiting, self._is_own = self._work.state_dict(), True
             self._work.close()
             self._work = None
 
     def abandon(self) -> None:
         """`detach` on this rank alone, after an error: between several, inputs seen since the last update are lost."""
         if self._work is not None:
-            self._waiting, self._work = self._work.close_alone(), None
+            self._waiting, self._is_own = self._work.close_alone(), True
+            self._work = None
 
     def rewind(self) -> None:
         """Start the schedule again at the next `attach`; masks and state stay."""
@@ -204,7 +209,7 @@ class Sparsifier:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave: now, or when a model is attached, whichever comes second."""
         if self._work is None:
-            self._waiting = dict(state)
+            self._waiting, self._is_own = dict(state), False
         elif state:
             self._work.load_state_dict(state)
 
@@ -212,6 +217,17 @@ class Sparsifier:
         if self._work is None:
             raise SparseLightningError("this Sparsifier is not attached to a model: call attach(model, optimizers)")
         return self._work
+
+
+def _warn_of_another_model(attached: Iterable[Attached], masks: Mapping[str, Tensor]) -> None:
+    """The masks of the last model are taken up: in the same one, what they prune is zero."""
+    names = [name for a in attached for name in a.not_zero(masks)]
+    if names:
+        warnings.warn(
+            f"{', '.join(names)} had blocks pruned in the last model, and they are not zero in this one: they are "
+            "zeroed now. If it is to begin dense, give it a Sparsifier, or a SparsityCallback, of its own",
+            stacklevel=3,
+        )
 
 
 def _share(attached: Iterable[Attached]) -> float:

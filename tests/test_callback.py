@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from small_nets import LAYERS, Net
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from sparse_lightning import (
     AdamFisher,
@@ -162,6 +163,44 @@ def test_a_second_fit_goes_on_and_a_new_trainer_starts_the_schedule_again():
     assert ours.sparsifier.step == 8
     assert int((net.up.weight == 0).sum()) == 256, "what was pruned stays pruned"
     assert masks.keys() == ours.state_dict()["masks"].keys()
+
+
+def test_another_model_with_the_same_callback_is_told_of_its_masks():
+    """Those of a copy of the model, as one that is loaded from a checkpoint, are zero already."""
+    net, ours = Net(), callback()
+    trainer(ours).fit(net)
+    trainer(ours).fit(copy.deepcopy(net))  # a warning would be an error
+    other = Net()
+    with pytest.warns(UserWarning, match=r"up.weight, down.weight had blocks pruned in the last model, and they are"):
+        trainer(ours).fit(other)
+    assert int((other.up.weight == 0).sum()) == 384
+
+
+@pytest.mark.parametrize("nothing", [{"limit_train_batches": 0}, {"max_steps": 0}, {"max_epochs": 0}], ids=str)
+def test_a_fit_that_trains_nothing_leaves_the_model(nothing):
+    net = Net()
+    before = copy.deepcopy(net.state_dict())
+    trainer(callback(), **nothing).fit(net)
+    assert all(torch.equal(net.state_dict()[name], weight) for name, weight in before.items())
+
+
+class Endless(IterableDataset):
+    """Data without a length."""
+
+    def __iter__(self):
+        while True:
+            yield torch.ones(16), torch.ones(8)
+
+
+def test_parts_of_a_run_whose_length_nobody_knows():
+    """Lightning says −1 where data has no length, and inf where epochs have no end."""
+    net = Net()
+    net.train_dataloader = lambda: DataLoader(Endless())
+    for run in (trainer(callback(), max_epochs=1), trainer(callback(), max_epochs=-1, max_time="00:00:00:01")):
+        with pytest.raises(SparsityError, match=r"end=0.9 of Cubic is a part of the run, and nobody knows how long"):
+            run.fit(net)
+    trainer(callback(), max_epochs=1, max_steps=9).fit(net)
+    assert int((net.up.weight == 0).sum()) == 384
 
 
 def test_validate_and_test_before_and_after_a_fit():
@@ -376,6 +415,13 @@ def attach(net=None, optimizer=None, **changes):
     return made
 
 
+def lazy():
+    """A model with a layer whose shape is not known yet."""
+    net = Net()
+    net.up = nn.LazyLinear(32)
+    return net
+
+
 def frozen():
     """A model with a frozen layer."""
     net = Net()
@@ -393,6 +439,8 @@ def frozen():
         (lambda: attach(patterns=[Neurons("up", "down"), Blocks(LAYERS, (4, 4))]), PatternError, "claimed"),
         (lambda: attach(criterion=AdamFisher()), FlowError, "exp_avg_sq is not there for up.weight"),
         (lambda: attach(frozen(), criterion=Taylor()), FlowError, "needs gradients, and up.weight is frozen"),
+        (lambda: attach(lazy()), PatternError, "up.weight is lazy and has no shape yet"),
+        (lambda: attach(lazy(), patterns=[Neurons("up", "down")]), PatternError, "up is lazy and has no shape yet"),
         (lambda: Constant(1.5), SparsityError, "1.5"),
         (lambda: attach().attach(Net(), []), SparseLightningError, "attached to a model already"),
         (lambda: Sparsifier([], Constant(0.5), method=Gradual()).target, SparseLightningError, "not attached"),
@@ -401,6 +449,24 @@ def frozen():
 def test_refusals(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+def test_a_lazy_layer_that_no_pattern_names():
+    net = lazy()
+    made = attach(net, torch.optim.SGD(net.down.parameters(), lr=0.1), patterns=[Blocks("down.weight", (4, 4))])
+    assert list(made.masks) == ["down.weight"]
+
+
+class Particular(torch.optim.SGD):
+    """Can be made in one way only, and nobody else knows which."""
+
+    def __init__(self, params, secret):
+        super().__init__(params, lr=0.1)
+
+
+def test_an_optimizer_is_tried_out_only_where_scores_read_its_state():
+    net = Net()
+    attach(net, Particular(net.parameters(), secret=1))
 
 
 def test_a_refused_attach_leaves_no_hooks():

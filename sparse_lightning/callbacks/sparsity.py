@@ -77,11 +77,13 @@ class SparsityCallback(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Attach: parameters and optimizers are final, and a checkpoint's state is loaded or will be."""
+        if trainer.limit_train_batches == 0 or trainer.max_steps == 0:
+            return  # nothing is trained
         if trainer.global_step == 0 and not self._was_loaded:
             self.sparsifier.rewind()
         self._was_loaded = False
-        steps = trainer.estimated_stepping_batches
-        self.sparsifier.attach(pl_module, trainer.optimizers, None if math.isinf(steps) else int(steps))
+        steps = trainer.estimated_stepping_batches  # inf, or −1, where nobody knows
+        self.sparsifier.attach(pl_module, trainer.optimizers, int(steps) if 0 <= steps < math.inf else None)
         self._check_others(trainer)
         rank_zero_info(self.sparsifier.summary())
 

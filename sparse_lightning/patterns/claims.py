@@ -70,11 +70,14 @@ def _refuse_flat(names: Names) -> None:
     """
     instead = "Use FSDP2 (fully_shard; in Lightning ModelParallelStrategy), which keeps parameters as they are"
     for name, parameter in names.parameters.items():
-        where = f"{name} of shape {tuple(parameter.shape)}"
         if type(parameter).__name__ == "FlatParameter" or getattr(parameter, "_fsdp_flattened", False):
-            raise PatternError(f"{where} is part of a flat parameter of FSDP1, which hides its layout. {instead}")
-        if hasattr(parameter, "ds_id"):
-            raise PatternError(f"{where} is partitioned by DeepSpeed ZeRO-3, which hides its layout. {instead}")
+            what = "is part of a flat parameter of FSDP1"
+        elif hasattr(parameter, "ds_id"):
+            what = "is partitioned by DeepSpeed ZeRO-3"
+        else:
+            continue
+        shape = tuple(parameter.shape)
+        raise PatternError(f"{name} of shape {shape} {what}, which hides its layout. {instead}")
 
 
 def _labels(patterns: Sequence[Pattern]) -> Iterator[str]:
