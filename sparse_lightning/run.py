@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,10 @@ def _dense(parts: Parts, folder: Path, config: dict[str, Any]) -> dict[str, floa
     return metrics
 
 
+AS_DATA: dict[str, Any] = {"weights_only": True} if "weights_only" in signature(L.Trainer.fit).parameters else {}
+"""How Lightning is told that a checkpoint is data, from 2.6 on; `check_checkpoint` has looked in any case."""
+
+
 class Fit:
     """A model and data made from the seed, and how they are trained.
 
@@ -108,7 +113,7 @@ class Fit:
         check_checkpoint(trainer, self.ckpt_path)
         self._parts.seed()
         try:
-            trainer.fit(self.model, self.data, ckpt_path=self.ckpt_path, weights_only=True)
+            trainer.fit(self.model, self.data, ckpt_path=self.ckpt_path, **AS_DATA)
         except (SystemExit, KeyboardInterrupt):
             if interruption.was_asked:
                 raise Interrupted from None

@@ -1,4 +1,4 @@
-"""Recipes that would run code: each is refused with its reason, and nothing runs."""
+"""Recipes and checkpoints that would run code: each is refused with its reason, and nothing runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lightning as L
 import pytest
+import torch
 
 from sparse_lightning.configuration.catalog import purpose
 from sparse_lightning.configuration.launch import checked
+from sparse_lightning.configuration.shards import check_checkpoint
 from sparse_lightning.configuration.trust import check_trust, instantiate
-from sparse_lightning.errors import UntrustedError
+from sparse_lightning.errors import ConfigError, UntrustedError
 
 HOSTILE = Path(__file__).parent / "hostile"
 RECIPES = sorted((HOSTILE / "recipe").glob("*.yaml"))
@@ -72,6 +75,25 @@ def test_the_command_line_refuses_before_hydra_runs_anything(name, console_scrip
     assert re.search(purpose((HOSTILE / "recipe" / f"{name}.yaml").read_text("utf-8")), ran.stderr)
     assert not proof.exists()
     assert sorted(os.listdir(proof.parent)) == ["evil.pickle", "hubconf.py", "script.py"]
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(proof):
+    torch.save({"state_dict": {}, "evil": Evil(proof)}, "evil.ckpt")
+    with pytest.raises(ConfigError, match=r"evil\.ckpt holds more than tensors and plain values: \w"):
+        check_checkpoint(L.Trainer(logger=False, accelerator="cpu"), "evil.ckpt")
+    assert not proof.exists()
+    torch.load("evil.ckpt", weights_only=False)
+    assert proof.exists(), "it would have"
+
+
+@pytest.mark.parametrize("size", [0, 300])
+def test_a_checkpoint_that_was_cut_short_is_refused(size, tmp_path):
+    torch.save({"state_dict": {"weight": torch.ones(99)}}, tmp_path / "cut.ckpt")
+    trainer = L.Trainer(logger=False, accelerator="cpu")
+    check_checkpoint(trainer, tmp_path / "cut.ckpt")
+    os.truncate(tmp_path / "cut.ckpt", size)
+    with pytest.raises(ConfigError, match=r"cut\.ckpt is no checkpoint, or was cut short"):
+        check_checkpoint(trainer, tmp_path / "cut.ckpt")
 
 
 def test_nothing_is_called_where_a_later_target_is_refused(tmp_path, monkeypatch):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from pickle import UnpicklingError
 
 import lightning as L
+import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -37,9 +40,24 @@ def check_model(trainer: L.Trainer, model: L.LightningModule) -> None:
 
 
 def check_checkpoint(trainer: L.Trainer, path: Path | str | None) -> None:
-    """Raise `ConfigError` where a checkpoint is in shards, and the trainer has a strategy without."""
-    if path is not None and Path(path).is_dir() and not isinstance(trainer.strategy, ModelParallelStrategy):
+    """Raise `ConfigError` for a checkpoint that the trainer cannot go on with, or that is more than data.
+
+    Lightning can be told since 2.6 to take checkpoints for data, and to run nothing that stands in them. Here torch
+    looks at them first, whatever Lightning is installed; the tensors are not read.
+    """
+    if path is None:
+        return
+    in_shards = Path(path).is_dir()
+    if in_shards and not isinstance(trainer.strategy, ModelParallelStrategy):
         raise ConfigError(
             f"ckpt_path: {path} is in shards: go on with trainer=fsdp2. With "
             "trainer.strategy.save_distributed_checkpoint=false that writes checkpoints for any trainer"
         )
+    try:
+        torch.load(Path(path) / "meta.pt" if in_shards else path, map_location="meta", mmap=True, weights_only=True)
+    except UnpicklingError as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        beside = found[1] if found else "something else"
+        raise ConfigError(f"ckpt_path: {path} holds more than tensors and plain values: {beside}") from error
+    except (RuntimeError, EOFError) as error:
+        raise ConfigError(f"ckpt_path: {path} is no checkpoint, or was cut short") from error
