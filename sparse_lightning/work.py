@@ -12,7 +12,6 @@ Data flow of an optimizer step:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,15 +24,14 @@ from sparse_lightning import masks as packed
 from sparse_lightning.attached import Attached
 from sparse_lightning.block import BlockSpec
 from sparse_lightning.budgets import Contender
-from sparse_lightning.distributed import agreed, any_rank, decided, has_others
-from sparse_lightning.errors import CheckpointError, FlowError, PatternError, ScoreWarning
-from sparse_lightning.flow import Criterion, Proposal, Scorer, Sources
-from sparse_lightning.groups import groups_of
-from sparse_lightning.input_norms import TrainingInputNorms
+from sparse_lightning.distributed import decided, has_others
+from sparse_lightning.errors import PatternError
+from sparse_lightning.flow import Sources
 from sparse_lightning.methods import Case
 from sparse_lightning.names import Names, nearest
 from sparse_lightning.optimizer_state import is_rehearsal, reset_blocks, restart_blocks
 from sparse_lightning.patterns import resolve
+from sparse_lightning.scoring import Scoring
 from sparse_lightning.settings import NEVER, Settings, Update
 
 
@@ -57,54 +55,18 @@ class Work:
         self._optimizers = [innermost(optimizer) for optimizer in optimizers]
         self.attached = [Attached(attachment) for attachment in resolve(settings.patterns, model)]
         self._names = {id(param): name for name, param in reversed(Names(model).parameters.items())}
-        found = [groups_of(a, settings.criterion, settings.method) for a in self.attached]
-        self._groups = {groups.attached.name: groups for groups in found if groups is not None}
-        self._scored = [a for a in self.attached if a.name not in self._groups]
-        self._scorer = self._scorer_of(settings.criterion, settings.seed)
-        growth = settings.method.growth
-        self._growth = self._scorer_of(growth, settings.seed + 1) if growth else None
+        settings.budget.check_overrides([a.name for a in self.attached])
         self._members: dict[int, tuple[int, list[Attached]]] = {}
         self._prepared: set[int] = set()
         self._grown: list[tuple[BlockSpec, Tensor]] = []
-        self._norms: TrainingInputNorms | None = None
-        self._handles: list[Any] = []
-        self._watch(model)
-
-    def _scorer_of(self, criterion: Criterion, seed: int) -> Scorer:
-        scorer = Scorer(criterion, self.attached[0].device, self.settings.lowering, seed)
-        for a in self._scored:
-            scorer.attach(a.name, a.scope)
-        return scorer
-
-    def _watch(self, model: nn.Module) -> None:
-        """Check that scores will find what they read, and put the hooks in place."""
-        names = self._scorer.program.names() | (self._growth.program.names() if self._growth else set())
-        self._check_gradients(names)
-        self.settings.budget.check_overrides([a.name for a in self.attached])
-        if "input_norm" in names:
-            self._norms = TrainingInputNorms(model, self._parameters())
-        try:
-            self._scorer.check(self._sources(0.0))
-        except FlowError:
-            self.close()
-            raise
+        self.scoring = Scoring(settings, self.attached, model, self._optimizers)
         self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
-
-    def _check_gradients(self, names: set[str]) -> None:
-        frozen = [a.name for a in self.attached for p in a.parameters() if not p.requires_grad]
-        if "grad" in names and frozen:
-            criterion, method = type(self.settings.criterion).__name__, type(self.settings.method).__name__
-            raise FlowError(
-                f"{criterion} with {method} needs gradients, and {frozen[0]} is frozen: leave it out of the patterns, "
-                "or choose a criterion and a method that read weights alone"
-            )
 
     def close(self) -> None:
         """Take the hooks off the model and its optimizers."""
         for handle in self._handles:
             handle.remove()
-        if self._norms is not None:
-            self._norms.close()
+        self.scoring.close()
 
     def _parameters(self) -> list[Tensor]:
         return [param for a in self.attached for param in a.parameters()]
@@ -193,16 +155,14 @@ class Work:
 
     def _update(self) -> None:
         target = self.plan(self.step)
-        found = self._scores(self._sources(target))
+        found = self.scoring.scores(self._sources(target), self.masks())
         self._owed = found is None
         if found is None:
             return
-        scores, growth = found[0], found[1] if self._growth else {}
-        cases = list(self._cases(scores, growth, target))
+        cases = list(self._cases(*found, target))
         masks = self._decide(cases)
         changed = sum(self._apply(a, case, mask) for a, case, mask in zip(self.attached, cases, masks, strict=True))
-        if self._norms is not None:
-            self._norms.reset()
+        self.scoring.begin_anew()
         self.last_update = Update(self.step, target, changed / sum(a.scope.numblk() for a in self.attached))
 
     def _decide(self, cases: list[Case]) -> list[Tensor]:
@@ -211,52 +171,14 @@ class Work:
         return list(decided(chosen).values())
 
     def _choose(self, a: Attached, case: Case) -> Tensor:
-        if a.name not in self._groups:
+        if a.name not in self.scoring.groups:
             return self.settings.method.choose(case)
         # Pruned for good: a group never keeps more than it has. All groups of a parameter have the same count.
         kept = case.keeps[0].minimum(case.active) if self.settings.method.is_open(case) else case.active
-        return self._groups[a.name].select(int(kept.max()), self._sources(case.target))
-
-    def _scores(self, sources: Sources) -> list[dict[str, Tensor]] | None:
-        """What the criterion says, and what the growth does: scores of attachments by name, gathered by scope.
-
-        None where there are none to go by, on any rank, with a warning. Nothing has changed then.
-        """
-        scorers = [scorer for scorer in (self._scorer, self._growth) if scorer]
-        without = [a.name for a in self.attached for p in a.parameters() if p.grad is None]
-        reads_gradients = any("grad" in scorer.program.names() for scorer in scorers)
-        if reads_gradients and any_rank(bool(without), self.attached[0].device):
-            self._postpone(without, "have no gradient")
-            return None
-        proposals = [scorer.propose(sources) for scorer in scorers]
-        broken = [name for proposal in proposals for name in self._broken(proposal)]
-        broken += [name for name, groups in self._groups.items() if not groups.is_finite(sources)]
-        if agreed(self.masks(), bool(broken)):
-            self._postpone(broken, "have scores that are not finite")
-            return None
-        for scorer, proposal in zip(scorers, proposals, strict=True):
-            scorer.commit(proposal)
-        return [{a.name: a.scope.gather(proposal.scores) for a in self._scored} for proposal in proposals]
-
-    def _broken(self, proposal: Proposal) -> list[str]:
-        """The blocks whose scores are not numbers; the device is waited for once."""
-        blocks = {name: block for a in self._scored for name, block in a.blocks.items()}
-        finite = [proposal.scores[block].isfinite().all() for block in blocks.values()]
-        right = torch.stack(finite).tolist() if finite else []
-        return [name for name, is_right in zip(blocks, right, strict=True) if not is_right]
-
-    def _postpone(self, names: list[str], why: str) -> None:
-        who = ", ".join(dict.fromkeys(names)) or "parameters on another rank"
-        warnings.warn(
-            f"{who} {why} at step {self.step}: the masks stay as they are, and the update is tried again at the next "
-            "step",
-            ScoreWarning,
-            stacklevel=2,
-        )
+        return self.scoring.groups[a.name].select(int(kept.max()), self._sources(case.target))
 
     def _sources(self, target: float) -> Sources:
-        norms = {} if self._norms is None else self._norms
-        return Sources(self._optimizers, norms, step=self.step, target=target)
+        return self.scoring.sources(self.step, target)
 
     def _cases(self, scores: dict[str, Tensor], growth: dict[str, Tensor], target: float) -> Iterator[Case]:
         """What the method decides on, for each attachment."""
@@ -318,48 +240,28 @@ class Work:
             "last_update": dict(vars(self.last_update)),
             "masks": packed.pack_all(self.masks()),
             "memory": {a.name: a.memory.cpu() for a in self.attached if a.memory is not None},
-            "scorer": self._scorer.state_dict(),
-            "growth": self._growth.state_dict() if self._growth else None,
-            "input_norms": self._norm_state(),
+            **self.scoring.state_dict(self._names),
         }
 
     def close_alone(self) -> dict[str, Any]:
         """`close`, and the state as far as this rank knows it by itself: others may not be there to ask."""
         self.close()
         if has_others():
-            self._norms = None
+            self.scoring.forget_inputs()
         return self.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what `state_dict` gave, and hold the masks."""
         grids = {name: block.grid_shape for a in self.attached for name, block in a.blocks.items()}
         masks = packed.unpack_all(state["masks"], grids)
-        if (state["growth"] is None) != (self._growth is None):
-            raise CheckpointError(
-                f"the checkpoint was not saved by {type(self.settings.method).__name__}: only one of the two lets "
-                "blocks grow. Resume with the method it was saved with"
-            )
-        self._scorer.load_state_dict(state["scorer"])
-        if self._growth:
-            self._growth.load_state_dict(state["growth"])
+        self.scoring.load_state_dict(state, self._names)
         for a in self.attached:
             a.set_masks({name: masks[name] for name in a.blocks})
             memory = state["memory"].get(a.name)
             a.memory = None if memory is None else memory.to(a.device)
-        self._load_norm_state(state["input_norms"])
         self.step, self._owed = int(state["step"]), bool(state["owed"])
         self.last_update = Update(**state["last_update"])
         self.hold()
-
-    def _norm_state(self) -> dict[str, Tensor]:
-        if self._norms is None:
-            return {}
-        return {self._names[id(weight)]: squares.cpu() for weight, squares in self._norms.total_squares().items()}
-
-    def _load_norm_state(self, state: Mapping[str, Tensor]) -> None:
-        if self._norms is not None:
-            by_name = {self._names[id(p)]: p for p in self._parameters()}
-            self._norms.take_up({by_name[name]: s.to(by_name[name].device) for name, s in state.items()})
 
 
 def _gathered_shape(a: Attached) -> tuple[int, ...]:

@@ -298,6 +298,6 @@ def test_n_m_in_one_pass_prunes_what_scores_prune(n, m):
         seen = []
         train(sparsifier, model, optimizer, 10, lambda seen=seen, s=sparsifier: seen.append(s.masks))
         masks.append(seen)
-        assert bool(sparsifier._work._groups) == (type(criterion) is Magnitude)
+        assert bool(sparsifier._work.scoring.groups) == (type(criterion) is Magnitude)
     for one, other in zip(*masks, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in LAYERS)
