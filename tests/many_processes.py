@@ -93,22 +93,25 @@ RESUMED = [GROWING, WATCHING, (0, 4, 0)]
 
 
 def resumed(rank, folder, wanted):
-    """From FSDP2 on 2 to 4, to DDP, to tensor parallel and to one process: as if nothing had been."""
+    """From FSDP2 on 2 to 4, to DDP, to tensor parallel and to one process, and from one to 2, as if never stopped."""
     for case in RESUMED:
         tag = "".join(map(str, case))
-        file = f"{folder}/saved {tag}"
+        saved, saved_alone = f"{folder}/saved {tag}", f"{folder}/saved alone {tag}"
         if rank < 2:
             with group(rank, 2, folder, f"save {tag}"):
                 state = Job(case, fsdp, LONG).run(0, SAVED).state()
                 if rank == 0:
-                    torch.save(state, file)
-        # The last two at the same time: each needs a half of the processes.
-        for first, ranks, layout in ((0, 4, fsdp), (0, 2, ddp), (2, 2, tp)):
+                    torch.save(state, saved)
+        if rank == 2:
+            torch.save(Job(case, alone, LONG).run(0, SAVED).state(), saved_alone)
+        # The last ones at the same time, two and two: each needs a half of the processes.
+        ways = ((saved, 0, 4, fsdp), (saved, 0, 2, ddp), (saved, 2, 2, tp), (saved_alone, 0, 2, fsdp))
+        for number, (file, first, ranks, layout) in enumerate(ways):
             if first <= rank < first + ranks:
-                with group(rank - first, ranks, folder, f"resume {tag} {layout.__name__}"):
+                with group(rank - first, ranks, folder, f"resume {tag} {number}"):
                     check_resumed(case, file, layout, wanted)
-        if rank == 0:
-            check_resumed(case, file, alone, wanted)
+        if rank == 3:
+            check_resumed(case, saved, alone, wanted)
 
 
 def check_resumed(case, file, layout, wanted):

@@ -181,3 +181,12 @@ def test_step_and_target_are_numbers_for_all_blocks():
     scope = rows([1.0, 2.0])
     scorer = scorer_for(criterion_of(lambda x: Sum()(x.weight) * x.target + x.step), scope)
     assert scorer.score(Sources(step=3, target=0.5))[scope.block].tolist() == [[3.5, 4.0]]
+
+
+def test_scores_are_the_callers_to_change_also_where_all_blocks_have_the_same():
+    scope = rows([1.0, 1.0, 1.0, 1.0])
+    scorer = scorer_for(criterion_of(lambda x: x.step), scope)
+    scores = scorer.score(Sources(step=3))[scope.block]
+    scores[0, 0] = 7
+    assert scores.flatten().tolist() == [7, 3, 3, 3]
+    assert scorer.score(Sources(step=3))[scope.block].flatten().tolist() == [3, 3, 3, 3]

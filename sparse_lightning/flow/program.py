@@ -131,4 +131,5 @@ class Program:
                 arguments = [x.expand(count, *x.shape[1:]), blocks.groups[node.op.per]]
             values[node.output.id] = node.op.execute(*arguments)
         assert self.context.result is not None
-        return values[self.context.result.id].expand(count, 1, 1).reshape(-1), saved
+        scores = values[self.context.result.id].expand(count, 1, 1)
+        return scores.reshape(-1).contiguous(), saved  # a number for each block, also where all have the same
