@@ -90,15 +90,20 @@ class Sparsifier:
             raise SparseLightningError("this Sparsifier is attached to a model already: call detach() first")
         listed = list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
         work = Work(self.settings, model, listed, total_steps)
-        try:
-            if self._is_own:
-                _warn_of_another_model(work.attached, masks_in(self._waiting))
-            if self._waiting:
+        foreign = _not_zero(work.attached, masks_in(self._waiting)) if self._is_own else []
+        if self._waiting:
+            try:
                 work.load_state_dict(self._waiting)
-        except BaseException:
-            work.close()
-            raise
+            except SparseLightningError:
+                work.close()
+                raise
         self._work, self._waiting = work, {}
+        if foreign:
+            warnings.warn(
+                f"{', '.join(foreign)} had blocks pruned in the last model, and they were not zero in this one: they "
+                "are zeroed now. If it is to begin dense, give it a Sparsifier, or a SparsityCallback, of its own",
+                stacklevel=2,
+            )
 
     def detach(self) -> None:
         """Leave the model as it is, and take the hooks off it. What was learned stays for the next `attach`.
@@ -219,15 +224,9 @@ class Sparsifier:
         return self._work
 
 
-def _warn_of_another_model(attached: Iterable[Attached], masks: Mapping[str, Tensor]) -> None:
-    """The masks of the last model are taken up: in the same one, what they prune is zero."""
-    names = [name for a in attached for name in a.not_zero(masks)]
-    if names:
-        warnings.warn(
-            f"{', '.join(names)} had blocks pruned in the last model, and they are not zero in this one: they are "
-            "zeroed now. If it is to begin dense, give it a Sparsifier, or a SparsityCallback, of its own",
-            stacklevel=3,
-        )
+def _not_zero(attached: Iterable[Attached], masks: Mapping[str, Tensor]) -> list[str]:
+    """The masks of the last model that prune what is not zero in this one: in the same model, there are none."""
+    return [name for a in attached for name in a.not_zero(masks)]
 
 
 def _share(attached: Iterable[Attached]) -> float:

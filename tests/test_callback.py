@@ -171,7 +171,7 @@ def test_another_model_with_the_same_callback_is_told_of_its_masks():
     trainer(ours).fit(net)
     trainer(ours).fit(copy.deepcopy(net))  # a warning would be an error
     other = Net()
-    with pytest.warns(UserWarning, match=r"up.weight, down.weight had blocks pruned in the last model, and they are"):
+    with pytest.warns(UserWarning, match=r"up.weight, down.weight had blocks pruned in the last model, and they were"):
         trainer(ours).fit(other)
     assert int((other.up.weight == 0).sum()) == 384
 
