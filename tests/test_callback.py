@@ -457,16 +457,25 @@ def test_a_lazy_layer_that_no_pattern_names():
     assert list(made.masks) == ["down.weight"]
 
 
-class Particular(torch.optim.SGD):
-    """Can be made in one way only, and nobody else knows which."""
+class Counted(torch.optim.SGD):
+    """Counts the steps of all of its kind."""
 
-    def __init__(self, params, secret):
-        super().__init__(params, lr=0.1)
+    steps = 0
+
+    def step(self, closure=None):
+        """One more."""
+        Counted.steps += 1
+        return super().step(closure)
 
 
-def test_an_optimizer_is_tried_out_only_where_scores_read_its_state():
+def test_an_optimizer_is_tried_out_only_where_scores_read_its_state(monkeypatch):
+    monkeypatch.setattr(Counted, "steps", 0)
     net = Net()
-    attach(net, Particular(net.parameters(), secret=1))
+    attach(net, Counted(net.parameters(), lr=0.1))
+    assert Counted.steps == 0
+    with pytest.raises(FlowError, match="exp_avg_sq is not there"):
+        attach(net, Counted(net.parameters(), lr=0.1), criterion=AdamFisher())
+    assert Counted.steps > 0
 
 
 def test_a_refused_attach_leaves_no_hooks():
