@@ -1,39 +1,47 @@
-# All targets run in .venv, which is made on first use: no environment needs to be active, and
-# nothing but Python 3.10 or newer has to be installed.
+# All targets run in .venv, which is created on first use: no environment needs to be active, and only
+# Python 3.10 or newer has to be installed.
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Named after what was installed: the environment is used as it is until one of these files changes.
-STAMP := $(VENV)/installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
+# Named after what is installed: .venv is used as it is until the requirements change. Settings of tools, which follow
+# them in pyproject.toml, don't count.
+STAMP := $(VENV)/installed-$(shell sed '/^\[tool\./,$$d' pyproject.toml | cat - constraints.txt | cksum | cut -d ' ' -f 1)
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test test-exhaustive test-gpu lint format bench clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMP) ## Train the default recipe, dense and sparse: a table, and files in outputs/
+demo: $(STAMP) ## Train the default recipe, dense and sparse: prints a table, writes files to outputs/
 	$(BIN)/sparse-lightning
 
-test: $(STAMP) ## Run tests and examples; more options: make test PYTEST_ARGS="-k layout"
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
+test: $(STAMP) ## Run tests and doctests in a few minutes; options: make test PYTEST_ARGS="-k layout"
+	$(PYTEST) $(PYTEST_ARGS)
 
-lint: $(STAMP) ## Check style, format and types
+test-exhaustive: $(STAMP) ## Run the long forms of tests: full products of parameters, many kills, many random examples
+	EXAMPLES=$${EXAMPLES:-300} $(PYTEST) -m "exhaustive or hypothesis" $(PYTEST_ARGS)
+
+test-gpu: $(STAMP) ## Run the tests that need CUDA devices: one GPU, or two for NCCL; without one they are skipped
+	$(PYTEST) -m gpu $(PYTEST_ARGS)
+
+lint: $(STAMP) ## Check style, formatting and types
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m mypy
 
-format: $(STAMP) ## Rewrite the code in the project's format
+format: $(STAMP) ## Format the code and apply automatic fixes
 	$(BIN)/python -m ruff check --fix
 	$(BIN)/python -m ruff format
 
-bench: $(STAMP) ## Run every benchmark: results are checked, then times are compared
+bench: $(STAMP) ## Run every benchmark, on a GPU where there is one: check results, then compare times
 	@for file in benchmarks/*.py; do echo "== $$file"; PYTHONPATH=. $(BIN)/python "$$file" || exit 1; done
 
-clean: ## Remove caches and build products; .venv stays
+clean: ## Remove caches and build products, but not .venv
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,6 +1,6 @@
 """Structured sparsity for PyTorch Lightning: blocks of weights that are scored, pruned and held at zero.
 
-Names are imported on first use: `import sparse_lightning` alone costs nothing and needs no torch.
+Names are imported on first use: `import sparse_lightning` alone is quick and does not import torch.
 """
 
 from __future__ import annotations
@@ -8,14 +8,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sparse_lightning.moved import install
+
 if TYPE_CHECKING:
-    from sparse_lightning.block import BlockCoupling, BlockSpec
+    from sparse_lightning.blocks.builder import SparsityBuilder
+    from sparse_lightning.blocks.scope import ScopeCoupling, ScopeSpec, SparseScope
+    from sparse_lightning.blocks.sparse_block import SparseBlock
+    from sparse_lightning.blocks.spec import BlockCoupling, BlockSpec
+    from sparse_lightning.blocks.view import View, copy_, empty_strided
     from sparse_lightning.budgets import ERK, LAMP, Global, Uniform
-    from sparse_lightning.builder import SparsityBuilder
-    from sparse_lightning.callbacks import SparsityCallback
+    from sparse_lightning.callbacks import SparseModelCheckpoint, SparsityCallback
     from sparse_lightning.criteria import (
         EMA,
         AdamFisher,
+        AverageTaylor,
         ElementwiseTaylor,
         Fisher,
         Gradient,
@@ -27,25 +33,26 @@ if TYPE_CHECKING:
         Wanda,
     )
     from sparse_lightning.drawing import draw
+    from sparse_lightning.engine.sparsifier import Sparsifier
     from sparse_lightning.errors import (
         CheckpointError,
+        CopyWarning,
         CouplingError,
         FlowError,
         LayoutError,
         PatternError,
         ScoreWarning,
+        ShortRunWarning,
         SparseLightningError,
         SparsityError,
     )
+    from sparse_lightning.flow import Criterion, InputNorms, Load, Save, Scorer, State
+    from sparse_lightning.kernels.nm_select import nm_select
     from sparse_lightning.layout import Layout
-    from sparse_lightning.methods import SET, Gradual, Proximal, RigL, Soft
+    from sparse_lightning.methods import SET, Gradual, Proximal, PruneOnce, RigL, Soft
     from sparse_lightning.metrics import BlockSparsity, MaskChurn, MaskOverlap
-    from sparse_lightning.patterns import NM, Blocks, Custom, Filters, Heads, Neurons
-    from sparse_lightning.schedules import Constant, Cosine, Cubic, Cyclic, Exponential, Join, Linear, Steps
-    from sparse_lightning.scope import ScopeCoupling, ScopeSpec, SparseScope
-    from sparse_lightning.sparse_block import SparseBlock
-    from sparse_lightning.sparsifier import Sparsifier
-    from sparse_lightning.view import View, copy_, empty_strided
+    from sparse_lightning.patterns import NM, Blocks, Custom, Filters, Heads, Neurons, Strided, check_pruned
+    from sparse_lightning.schedules import Constant, Cosine, Cubic, Cyclic, Exponential, Join, Linear, OneShot, Steps
 
 __version__ = "0.1.0"
 
@@ -56,14 +63,17 @@ __all__ = [
     "NM",
     "SET",
     "AdamFisher",
+    "AverageTaylor",
     "BlockCoupling",
     "BlockSparsity",
     "BlockSpec",
     "Blocks",
     "CheckpointError",
     "Constant",
+    "CopyWarning",
     "Cosine",
     "CouplingError",
+    "Criterion",
     "Cubic",
     "Custom",
     "Cyclic",
@@ -76,51 +86,68 @@ __all__ = [
     "Gradient",
     "Gradual",
     "Heads",
+    "InputNorms",
     "Join",
     "Layout",
     "LayoutError",
     "Linear",
+    "Load",
     "Magnitude",
     "MaskChurn",
     "MaskOverlap",
     "Movement",
     "Neurons",
+    "OneShot",
     "PatternError",
     "Proximal",
+    "PruneOnce",
     "Random",
     "RigL",
+    "Save",
     "ScopeCoupling",
     "ScopeSpec",
     "ScoreWarning",
+    "Scorer",
     "Sensitivity",
+    "ShortRunWarning",
     "Soft",
     "SparseBlock",
     "SparseLightningError",
+    "SparseModelCheckpoint",
     "SparseScope",
     "Sparsifier",
     "SparsityBuilder",
     "SparsityCallback",
     "SparsityError",
+    "State",
     "Steps",
+    "Strided",
     "Taylor",
     "Uniform",
     "View",
     "Wanda",
+    "check_pruned",
     "copy_",
     "draw",
     "empty_strided",
+    "nm_select",
 ]
 
 _HOMES = {
-    "callbacks": ["SparsityCallback"],
-    "sparsifier": ["Sparsifier"],
-    "patterns": ["Blocks", "Custom", "Filters", "Heads", "NM", "Neurons"],
-    "schedules": ["Constant", "Cosine", "Cubic", "Cyclic", "Exponential", "Join", "Linear", "Steps"],
-    "budgets": ["ERK", "Global", "LAMP", "Uniform"],
-    "methods": ["Gradual", "Proximal", "RigL", "SET", "Soft"],
+    # Train to sparsity
+    "callbacks": ["SparseModelCheckpoint", "SparsityCallback"],
+    "engine.sparsifier": ["Sparsifier"],
+    # Which weights form blocks
+    "patterns": ["NM", "Blocks", "Custom", "Filters", "Heads", "Neurons", "Strided", "check_pruned"],
+    # When, how many, which
+    "schedules": ["Constant", "Cosine", "Cubic", "Cyclic", "Exponential", "Join", "Linear", "OneShot", "Steps"],
+    "budgets": ["ERK", "LAMP", "Global", "Uniform"],
+    "methods": ["SET", "Gradual", "Proximal", "PruneOnce", "RigL", "Soft"],
+    # Scores
     "criteria": [
         "EMA",
         "AdamFisher",
+        "AverageTaylor",
         "ElementwiseTaylor",
         "Fisher",
         "Gradient",
@@ -131,26 +158,35 @@ _HOMES = {
         "Taylor",
         "Wanda",
     ],
+    "flow": ["Criterion", "InputNorms", "Load", "Save", "Scorer", "State"],
+    "kernels.nm_select": ["nm_select"],
+    # Metrics and figures
     "metrics": ["BlockSparsity", "MaskChurn", "MaskOverlap"],
-    "block": ["BlockCoupling", "BlockSpec"],
-    "builder": ["SparsityBuilder"],
     "drawing": ["draw"],
+    # Views, blocks and scopes
+    "layout": ["Layout"],
+    "blocks.view": ["View", "copy_", "empty_strided"],
+    "blocks.spec": ["BlockCoupling", "BlockSpec"],
+    "blocks.sparse_block": ["SparseBlock"],
+    "blocks.scope": ["ScopeCoupling", "ScopeSpec", "SparseScope"],
+    "blocks.builder": ["SparsityBuilder"],
+    # Errors and warnings
     "errors": [
         "CheckpointError",
+        "CopyWarning",
         "CouplingError",
         "FlowError",
         "LayoutError",
         "PatternError",
         "ScoreWarning",
+        "ShortRunWarning",
         "SparseLightningError",
         "SparsityError",
     ],
-    "layout": ["Layout"],
-    "scope": ["ScopeCoupling", "ScopeSpec", "SparseScope"],
-    "sparse_block": ["SparseBlock"],
-    "view": ["View", "copy_", "empty_strided"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+install()
 
 
 def __getattr__(name: str) -> Any:

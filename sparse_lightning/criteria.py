@@ -1,6 +1,6 @@
-"""Criteria: scores of blocks, higher is more worth keeping. Each is one class with one flow.
+"""Criteria: how blocks are scored; a higher score is more worth keeping.
 
-w is a weight of the block, g its gradient; sums go over the elements of the block.
+In the formulas, w is a weight of the block and g its gradient; sums are over the weights of the block.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from sparse_lightning.flow import Abs, Criterion, Inputs, L2Norm, Load, Max, Sav
 
 
 class Magnitude(Criterion):
-    """The norm of the weights: `Σ |w|` for p = 1, `√(Σ w²)` for p = 2, `max |w|` for p = inf.
+    """The norm of the weights, as in magnitude pruning: `Σ |w|`, `√(Σ w²)` or `max |w|`.
 
     Args:
-        p: which norm.
+        p: the order of the norm: 1, 2 or inf.
     """
 
     factor = "weight"
 
     def __init__(self, p: float = 2) -> None:
         if p not in (1, 2, math.inf):
-            raise FlowError(f"Magnitude knows p = 1, 2 and inf, not {p}")
+            raise FlowError(f"p={p} of Magnitude is not supported: pass 1, 2 or inf")
         self.p = p
         self.size_exponent = 1 / p
 
@@ -34,7 +34,7 @@ class Magnitude(Criterion):
 
 
 class Gradient(Criterion):
-    """The size of the gradient: `√(Σ g²)`."""
+    """The norm of the gradient: `√(Σ g²)`."""
 
     size_exponent = 0.5
 
@@ -44,7 +44,7 @@ class Gradient(Criterion):
 
 
 class Taylor(Criterion):
-    """The change of the loss, to first order, when the block is set to zero: `|Σ w·g|`."""
+    """The first-order change of the loss if the block is set to zero: `|Σ w·g|`."""
 
     factor = "grad"
 
@@ -54,7 +54,7 @@ class Taylor(Criterion):
 
 
 class ElementwiseTaylor(Criterion):
-    """The changes of the loss, to first order, when each weight alone is set to zero: `Σ |w·g|`."""
+    """The first-order changes of the loss if each weight alone is set to zero, summed: `Σ |w·g|`."""
 
     factor = "grad"
 
@@ -64,24 +64,24 @@ class ElementwiseTaylor(Criterion):
 
 
 class Movement(Criterion):
-    """Weights that move away from zero are worth keeping: the running sum of `−Σ w·g` over all runs."""
+    """Movement of the weights away from zero: the running sum of `−Σ w·g` over the steps it observes."""
 
     states = {"saliency": State(fill=0.0)}  # noqa: RUF012 - read only
 
     def flow(self, x: Inputs) -> Value:
-        """Adds to the state."""
+        """Add to the running sum."""
         saliency = Load()(x.state["saliency"]) + Sum()(-x.weight * x.grad)
         Save()(saliency, x.state["saliency"])
         return saliency
 
 
 class Fisher(Criterion):
-    """The expected squared change of the loss: the running mean of `(Σ w·g)²`.
+    """The expected squared change of the loss: the exponential moving average of `(Σ w·g)²`.
 
-    The mean is exponential, `m ← decay·m + (1 − decay)·(Σ w·g)²`, and corrected for its start at zero.
+    `m ← decay·m + (1 − decay)·(Σ w·g)²`, with bias correction.
 
     Args:
-        decay: how much of the mean stays at each run.
+        decay: of the moving average, at each observation.
     """
 
     def __init__(self, decay: float = 0.9) -> None:
@@ -89,24 +89,24 @@ class Fisher(Criterion):
         self.states = {"mean": State(), "share": State()}
 
     def flow(self, x: Inputs) -> Value:
-        """Averages in the state."""
+        """Update the moving average."""
         return _average(x, Square()(Sum()(x.weight * x.grad)), self.decay, "mean", "share")
 
 
 class AdamFisher(Criterion):
-    """The Fisher information that Adam keeps anyway: `Σ w²·v`, v the optimizer's `exp_avg_sq`."""
+    """The Fisher information from the state of Adam: `Σ w²·v`, v is the optimizer's `exp_avg_sq`."""
 
     def flow(self, x: Inputs) -> Value:
-        """One pass over weights and optimizer state; needs no gradient."""
+        """One pass over weights and optimizer state; no gradients are read."""
         return Sum()(Square()(x.weight) * x.optimizer["exp_avg_sq"])
 
 
 class Sensitivity(Criterion):
-    """Sensitivity with uncertainty: two running means, of `I = Σ |w·g|` and of `|I − mean of I|`, multiplied.
+    """Sensitivity times uncertainty: the product of the moving averages of `I = Σ |w·g|` and of `|I − average of I|`.
 
     Args:
-        decay: of the mean of the sensitivity.
-        uncertainty_decay: of the mean of its deviation.
+        decay: of the moving average of the sensitivity.
+        uncertainty_decay: of the moving average of its deviation.
     """
 
     def __init__(self, decay: float = 0.85, uncertainty_decay: float = 0.95) -> None:
@@ -114,7 +114,7 @@ class Sensitivity(Criterion):
         self.states = {name: State() for name in ("mean", "share", "deviation", "deviation_share")}
 
     def flow(self, x: Inputs) -> Value:
-        """Averages in the state."""
+        """Update both moving averages."""
         sensitivity = Sum()(Abs()(x.weight * x.grad))
         mean = _average(x, sensitivity, self.decay, "mean", "share")
         deviation = Abs()(sensitivity - mean)
@@ -122,34 +122,34 @@ class Sensitivity(Criterion):
 
 
 class Wanda(Criterion):
-    """Weights times what they multiply: `Σ |w|·‖a‖`, a the input feature of w over the data seen.
+    """Weights times the norms of their inputs: `Σ |w|·‖a‖`, a is the input feature that w multiplies.
 
-    The norms come from `InputNorms`, which watches the forward passes.
+    The norms are collected in forward passes by `InputNorms`.
     """
 
     factor = "input_norm"
 
     def flow(self, x: Inputs) -> Value:
-        """One pass over the weights."""
+        """One pass over weights and input norms."""
         return Sum()(Abs()(x.weight) * x.input_norm)
 
 
 class Random(Criterion):
-    """A uniform random number for each block, new in each run, the same on all ranks and after a resume."""
+    """A uniform random number per block, new at each update, the same on all ranks and after a resume."""
 
     size_exponent = 0.0
 
     def flow(self, x: Inputs) -> Value:
-        """Reads no weights."""
+        """One random number per block; no weights are read."""
         return x.random
 
 
 class EMA(Criterion):
-    """The running mean of another criterion: `m ← decay·m + (1 − decay)·score`, corrected for its start at zero.
+    """The exponential moving average of another criterion: `m ← decay·m + (1 − decay)·score`, with bias correction.
 
     Args:
-        criterion: what to average.
-        decay: how much of the mean stays at each run.
+        criterion: computes the scores that are averaged.
+        decay: of the moving average, at each observation; see `observe_every` of `Sparsifier`.
     """
 
     def __init__(self, criterion: Criterion, decay: float = 0.9) -> None:
@@ -162,20 +162,34 @@ class EMA(Criterion):
         self.states = {**criterion.states, **{name: State() for name in self._names}}
 
     def flow(self, x: Inputs) -> Value:
-        """Averages in the state, beside the state of the other criterion."""
+        """Update the moving average, and the state of the other criterion."""
         return _average(x, self.criterion.flow(x), self.decay, *self._names)
 
 
-def _average(x: Inputs, score: Value, decay: float, mean: str, share: str) -> Value:
-    """An exponential mean in two fields: the sum of weighted scores, and the sum of the weights."""
-    total = decay * Load()(x.state[mean]) + (1 - decay) * score
-    weight = decay * Load()(x.state[share]) + (1 - decay)
-    Save()(total, x.state[mean])
-    Save()(weight, x.state[share])
+class AverageTaylor(EMA):
+    """The moving average of `ElementwiseTaylor` over all steps: needs only gradients, and the default.
+
+    Args:
+        decay: of the moving average, at each observation.
+    """
+
+    def __init__(self, decay: float = 0.9) -> None:
+        super().__init__(ElementwiseTaylor(), decay)
+
+
+def _average(x: Inputs, score: Value, decay: float, scores: str, weights: str) -> Value:
+    """Return a moving average with bias correction, from fields with the weighted sum and the sum of weights.
+
+    The names of the fields are part of checkpoints.
+    """
+    total = decay * Load()(x.state[scores]) + (1 - decay) * score
+    weight = decay * Load()(x.state[weights]) + (1 - decay)
+    Save()(total, x.state[scores])
+    Save()(weight, x.state[weights])
     return total / weight
 
 
 def _decay(decay: float) -> float:
     if not 0 <= decay < 1:
-        raise FlowError(f"a decay of {decay}: it must be at least 0 and less than 1")
+        raise FlowError(f"decay={decay} is out of range: pass a number of at least 0 and less than 1")
     return decay

@@ -15,12 +15,12 @@ from matplotlib.image import imread, imsave
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sparse_lightning.builder import SparsityBuilder
+from sparse_lightning.blocks.builder import SparsityBuilder
+from sparse_lightning.blocks.scope import SparseScope
+from sparse_lightning.blocks.sparse_block import SparseBlock
+from sparse_lightning.blocks.table import table
+from sparse_lightning.blocks.view import View
 from sparse_lightning.drawing import draw
-from sparse_lightning.scope import SparseScope
-from sparse_lightning.sparse_block import SparseBlock
-from sparse_lightning.table import table
-from sparse_lightning.view import View
 
 SPARSITY = {
     "filters": 0.5,
@@ -31,10 +31,10 @@ SPARSITY = {
     "eight-apart": 0.5,
     "shared-budget": 0.6,
 }
-"""The name of each scope, and which part of its blocks is pruned."""
+"""The name of each scope, and its sparsity level."""
 
 OVERVIEW = (("two-of-four", "eight-apart"), ("tiles", "heads"))
-"""The rows of the picture that shows several patterns at once."""
+"""The rows of the picture that shows several patterns."""
 
 
 class TinyViT(nn.Module):
@@ -56,7 +56,7 @@ class TinyViT(nn.Module):
 
 
 def patterns_of(model: TinyViT) -> SparsityBuilder:
-    """Seven patterns, each on its own parameters of the model."""
+    """Return a builder with seven patterns, each on its own parameters of the model."""
     first, second = (cast(nn.TransformerEncoderLayer, layer) for layer in model.layers)
     builder = SparsityBuilder(model).add_block("stem", "stem.weight", (1, -1, -1, -1)).add_scope("filters", "stem")
     add_heads(builder, first.self_attn)
@@ -70,7 +70,7 @@ def patterns_of(model: TinyViT) -> SparsityBuilder:
 
 
 def add_heads(builder: SparsityBuilder, attention: nn.MultiheadAttention) -> None:
-    """Heads: rows of the query, key and value parts of a fused QKV, with the columns that read their output."""
+    """Add heads: rows of the query, key and value parts of a fused QKV, with the columns that read their output."""
     width, rows = attention.embed_dim, attention.head_dim
     for i, name in enumerate(("query", "key", "value")):
         part = View(attention.in_proj_weight, (width, width), (width, 1), offset=i * width * width)
@@ -81,20 +81,20 @@ def add_heads(builder: SparsityBuilder, attention: nn.MultiheadAttention) -> Non
 
 
 def add_neurons(builder: SparsityBuilder, up: Tensor, down: Tensor) -> None:
-    """Neurons: a row of the first matrix with the column of the second that reads it."""
+    """Add neurons: a row of the first matrix with the column of the second that reads it."""
     builder.add_block("up", up, (1, -1)).add_block("down", down, (-1, 1))
     builder.couple_blocks("neurons", ["up", "down"], orders=[None, (1, 0)]).add_scope("neurons", "neurons")
 
 
 def add_eight_apart(builder: SparsityBuilder, weight: Tensor) -> None:
-    """Pairs of weights that lie eight columns apart; two of four neighbouring pairs are kept."""
+    """Add pairs of weights that are eight columns apart; two of four adjacent pairs are kept."""
     rows, k = weight.shape
     pairs = View(weight, (rows, k // 16, 8, 2), (k, 16, 1, 8))
     builder.add_block("linear2", pairs, (1, 1, 1, 2)).add_scope("eight-apart", "linear2", (1, 1, 4, 1))
 
 
 def prune(scope: SparseScope, sparsity: float) -> dict[SparseBlock, Tensor]:
-    """Zero the blocks with the least norms in each scope, down to a sparsity; gives the mask of each block."""
+    """Prune the blocks with the smallest norms in each scope to a sparsity level; return the mask of each block."""
     scores = {block: block.norms() for block in scope.blocks()}
     masks = cast(dict[SparseBlock, Tensor], scope.select(scores, scope.sparsity_to_nnz(sparsity)))
     for block, mask in masks.items():
@@ -103,18 +103,18 @@ def prune(scope: SparseScope, sparsity: float) -> dict[SparseBlock, Tensor]:
 
 
 def count_zeros(scope: SparseScope) -> int:
-    """How many weights of a scope are zero, counted from the weights."""
+    """Return how many weights of a scope are zero, counted from the weights."""
     return sum(int((spec.data == 0).sum()) for block in scope.blocks() for spec in block.blocks())
 
 
 def picture(scope: SparseScope, masks: dict[SparseBlock, Tensor]) -> Figure:
-    """The scope; where all blocks share a single one, its blocks, whose colours then say more."""
+    """Draw the scope; or its blocks, if there is a single scope, so that colours distinguish them."""
     (block, mask), *others = masks.items()
     return draw(block, mask) if scope.numscp() == 1 and not others else draw(scope, masks)
 
 
 def montage(rows: Sequence[Sequence[Figure]]) -> NDArray[Any]:
-    """Figures side by side in rows, as one image `(height, width, 3)`."""
+    """Return figures side by side in rows, as one image `(height, width, 3)`."""
     images = [[_pixels(figure) for figure in row] for row in rows]
     bands = [np.concatenate([_pad(image, max(map(len, row)), image.shape[1]) for image in row], 1) for row in images]
     return np.concatenate([_pad(band, len(band), max(band.shape[1] for band in bands)) for band in bands])
@@ -132,7 +132,7 @@ def _pad(image: NDArray[Any], height: int, width: int) -> NDArray[Any]:
 
 
 def run(out: Path) -> list[Path]:
-    """Build, prune, print and draw; gives the files that were written."""
+    """Build, prune, print and draw; return the files that were written."""
     torch.manual_seed(0)
     model = TinyViT()
     scopes = patterns_of(model).get_all_scopes()
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, run, and list the files."""
     parser = argparse.ArgumentParser(prog="python -m sparse_lightning.demo", description=__doc__)
     parser.add_argument(
-        "--out", type=Path, default=Path("outputs/demo"), help="where pictures go (default: %(default)s)"
+        "--out", type=Path, default=Path("outputs/demo"), help="folder of the pictures (default: %(default)s)"
     )
     for file in run(parser.parse_args(arguments).out):
         print(file)

@@ -1,43 +1,68 @@
-"""The errors of sparse_lightning: one family, each telling what was wrong and what to change."""
+"""The errors of sparse_lightning: one family. A message says what is wrong, why, and what to change."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class SparseLightningError(Exception):
-    """Any error that sparse_lightning raises on purpose."""
+    """The base class of all errors that sparse_lightning raises."""
 
 
 class LayoutError(SparseLightningError, ValueError):
-    """A shape, stride, offset or block that does not fit its parameter."""
+    """A shape, stride, offset or block does not fit its parameter."""
 
 
 class CouplingError(SparseLightningError, ValueError):
-    """Grids that cannot be laid on one another."""
+    """The grids of coupled blocks or scopes do not match."""
 
 
 class PatternError(SparseLightningError, ValueError):
-    """A pattern that names nothing in the model, or what another pattern has claimed."""
+    """A pattern matches nothing in the model, does not fit a parameter, or needs weights that are already claimed."""
 
 
 class FlowError(SparseLightningError, ValueError):
-    """A scoring program that does not fit together, or that asks for what is not there."""
+    """A scoring program is inconsistent, or reads a value that is not available."""
 
 
 class CheckpointError(SparseLightningError):
-    """A checkpoint that does not fit the model it is loaded into."""
+    """A checkpoint or file does not fit the model that it is loaded into."""
 
 
 class SparsityError(SparseLightningError, ValueError):
-    """A sparsity, a count of blocks or a threshold that is out of range."""
+    """A sparsity, a density, a number of blocks or a threshold is out of range."""
 
 
 class ScoreWarning(UserWarning):
-    """Scores that are not numbers: the blocks they belong to rank lowest."""
+    """Scores are NaN: their blocks rank lowest."""
+
+
+class CopyWarning(UserWarning):
+    """A tensor that is usually live is a copy: a write to it is lost."""
+
+
+class ShortRunWarning(UserWarning):
+    """A run ended below the final target sparsity of its schedule."""
 
 
 class ConfigError(SparseLightningError, ValueError):
-    """A configuration that cannot be run; it names the place in the configuration."""
+    """A configuration is invalid; the message names the place in the configuration."""
 
 
 class UntrustedError(ConfigError):
-    """A configuration that asks for code which configurations may not run."""
+    """A configuration names code that configurations are not allowed to run."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error message: the closest known name, or all of them if there are few, or nothing.
+
+    Example:
+        >>> print("no scope 'nuerons'" + did_you_mean("nuerons", ["neurons", "heads"]))
+        no scope 'nuerons': did you mean 'neurons'?
+    """
+    names = list(known)
+    near = get_close_matches(name, names, n=1)
+    if near:
+        return f": did you mean {near[0]!r}?"
+    return f": there are {', '.join(map(repr, names))}" if 0 < len(names) <= 10 else ""

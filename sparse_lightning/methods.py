@@ -1,39 +1,41 @@
 """Methods: what happens to the blocks of a scope at an update. Each overrides one decision.
 
-Grids come gathered by scope, `(*grid of scopes, blocks per scope)`; see `SparseScope`.
+Grids are gathered by scope, `(*grid of scopes, blocks per scope)`; see `SparseScope`.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from sparse_lightning.blocks.ordering import descending_order
+from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.criteria import Gradient, Random
 from sparse_lightning.errors import SparsityError
 from sparse_lightning.flow import Criterion
-from sparse_lightning.scope import SparseScope
+from sparse_lightning.renamed import adopt_renamed_method, renamed_arguments, renamed_attribute, renamed_names
 
 
 @dataclass(frozen=True)
-class Case:
+class UpdateContext:
     """What a method decides on: one scope, or a grid of scopes, at one update.
 
     Args:
         scope: the blocks that compete.
-        scores: their scores, −inf for those that are pruned now.
-        mask: which are pruned now.
-        keeps: how many blocks the budget lets each scope keep: at this update, and at those that follow as far as
+        scores: their scores, −inf for blocks that are pruned now.
+        mask: which blocks are pruned now.
+        keeps: how many blocks the budget lets each scope keep: at this update, and at the following ones as far as
             the method looks `ahead`.
-        growth: the scores by which blocks may grow, where the method asks for them.
-        memory: what the method remembered at the update before, None at the first.
-        target: the sparsity that the schedule asks for.
-        progress: how far the schedule is, from 0 at its first update to 1 at its last.
-        every: how many steps lie between two updates.
+        growth: the scores by which pruned blocks may grow, for methods with a `growth` criterion.
+        memory: what `Method.remember` returned at the previous update, None at the first.
+        target: the target sparsity of the schedule.
+        progress: the fraction of the schedule that has passed, from 0 at its first update to 1 at its last.
+        every: the optimizer steps between two updates.
     """
 
     scope: SparseScope
@@ -48,11 +50,11 @@ class Case:
 
     @property
     def active(self) -> Tensor:
-        """How many blocks each scope has now."""
+        """How many blocks of each scope are not pruned now."""
         return (~self.mask).sum(-1)
 
     def select(self, scores: Tensor, keep: Tensor) -> Tensor:
-        """The mask that keeps this many blocks with the highest scores in each scope."""
+        """Return the mask that keeps this many blocks with the highest scores in each scope."""
         mask = self.scope.select(scores, keep)
         assert isinstance(mask, Tensor), "gathered scores give a gathered mask"
         return mask
@@ -64,84 +66,104 @@ class Method(ABC):
     growth: ClassVar[Criterion | None] = None
     """The criterion by which pruned blocks grow again; None where they never do."""
 
+    first: Criterion | None = None
+    """The criterion of the first mask, where the first update is at the final sparsity; None for that of the run."""
+
     ahead: int = 0
-    """How many updates the method looks ahead."""
+    """How many later updates `UpdateContext.keeps` covers."""
+
+    decides_scopes_apart: ClassVar[bool] = False
+    """Declares that the class decides on each scope of a grid by itself. Scopes of several parameters that lie alike
+    are then decided in one call, as one grid whose first dimension counts the parameters; what `remember` returns has
+    that dimension too. A subclass that overrides a decision does not inherit it, and is called for each parameter."""
 
     @abstractmethod
-    def choose(self, case: Case) -> Tensor:
-        """The new mask."""
+    def choose(self, context: UpdateContext) -> Tensor:
+        """Return the new mask."""
 
-    def is_open(self, case: Case) -> bool:
-        """Whether the mask may change at this update."""
-        return True
-
-    def remember(self, case: Case, mask: Tensor) -> Tensor | None:
-        """What the method has to know at the next update, and in a checkpoint: one tensor for the scope."""
+    def remember(self, context: UpdateContext, mask: Tensor) -> Tensor | None:
+        """Return what the method needs at the next update: one tensor per scope, saved in checkpoints."""
         return None
 
-    def change(self, case: Case, memory: Tensor | None) -> None:
-        """Change the weights of blocks that stay, at an update."""
+    def change(self, context: UpdateContext, memory: Tensor | None) -> None:
+        """Change the weights of blocks that are kept, at an update."""
         return
 
     def after_step(self, scope: SparseScope, memory: Tensor | None) -> None:
-        """Change the weights of blocks that stay, after each optimizer step."""
+        """Change the weights of blocks that are kept, after each optimizer step."""
         return
 
 
 @dataclass(frozen=True)
 class Gradual(Method):
-    """Prunes the lowest scores, a few more at each update. What is pruned stays pruned.
+    """Gradual pruning: prune the lowest scores, a few more at each update. Pruned blocks stay pruned.
 
     Example:
         >>> import torch
         >>> from sparse_lightning import BlockSpec, ScopeSpec
         >>> scope = ScopeSpec(BlockSpec(torch.ones(1, 4), (1, 1)))
         >>> scores, mask = torch.tensor([[[3.0, 1.0, 4.0, -math.inf]]]), torch.tensor([[[False, False, False, True]]])
-        >>> Gradual().choose(Case(scope, scores, mask, keeps=[torch.tensor([[2]])]))
+        >>> Gradual().choose(UpdateContext(scope, scores, mask, keeps=[torch.tensor([[2]])]))
         tensor([[[False,  True, False,  True]]])
     """
 
-    def choose(self, case: Case) -> Tensor:
-        """Never more than are left."""
-        return case.select(case.scores, case.keeps[0].minimum(case.active))
+    decides_scopes_apart: ClassVar[bool] = True
+    decides_by_count: ClassVar[bool] = True
+    """Declares that the class reads scores only in `choose`, and there only to keep the highest `kept` blocks. N:M
+    groups are then scored and chosen in one pass. A subclass that overrides a decision does not inherit it."""
+
+    def kept(self, context: UpdateContext) -> Tensor:
+        """Return how many blocks each scope keeps: what the budget allows, never more than are left."""
+        return context.keeps[0].minimum(context.active)
+
+    def choose(self, context: UpdateContext) -> Tensor:
+        """Keep the highest scores."""
+        return context.select(context.scores, self.kept(context))
 
 
 @dataclass(frozen=True)
-class OneShot(Method):
-    """Prunes once, at the first update that asks for any sparsity; then the masks stay.
+class PruneOnce(Gradual):
+    """One-shot pruning: prune at the first update with a target above zero; then the masks stay.
 
     Example:
         >>> import torch
         >>> from sparse_lightning import BlockSpec, ScopeSpec
         >>> scope = ScopeSpec(BlockSpec(torch.ones(1, 4), (1, 1)))
         >>> scores, mask = torch.tensor([[[3.0, 1.0, 4.0, -math.inf]]]), torch.tensor([[[False, False, False, True]]])
-        >>> again = Case(scope, scores, mask, keeps=[torch.tensor([[2]])], memory=torch.tensor(True))
-        >>> OneShot().choose(again).equal(mask)
+        >>> again = UpdateContext(scope, scores, mask, keeps=[torch.tensor([[2]])], memory=torch.tensor(True))
+        >>> PruneOnce().choose(again).equal(mask)
         True
     """
 
-    def choose(self, case: Case) -> Tensor:
-        """As `Gradual`, where it has not pruned yet."""
-        return Gradual().choose(case) if self.is_open(case) else case.mask
+    decides_scopes_apart: ClassVar[bool] = True
+    decides_by_count: ClassVar[bool] = True
 
-    def is_open(self, case: Case) -> bool:
-        """Only until it has pruned."""
-        return case.memory is None or not bool(case.memory)
+    def kept(self, context: UpdateContext) -> Tensor:
+        """Return as many as `Gradual` the first time, and all that are left from then on."""
+        return context.active if _has_pruned(context) else super().kept(context)
 
-    def remember(self, case: Case, mask: Tensor) -> Tensor:
-        """Whether it has pruned."""
-        return torch.tensor(not self.is_open(case) or case.target > 0)
+    def remember(self, context: UpdateContext, mask: Tensor) -> Tensor:
+        """Return for each scope whether it has pruned."""
+        has_pruned = _has_pruned(context) or context.target > 0
+        return torch.full(context.scope.grid_shape, has_pruned)
 
 
+def _has_pruned(context: UpdateContext) -> bool:
+    return context.memory is not None and bool(context.memory.any())
+
+
+@renamed_arguments(share="drop_fraction")
 @dataclass(frozen=True)
 class SET(Method):
-    """Sparse evolutionary training: drops the lowest scores, and lets as many others grow at random.
+    """Sparse evolutionary training: drop the lowest scores, and grow as many other blocks at random.
 
-    Of the k blocks that a scope is to keep, `⌊share·k⌋` are dropped, and as many of those that were pruned before
-    grow; fewer where fewer are pruned. A grown block starts at zero, with fresh optimizer state.
+    Of the k blocks that a scope is to keep, `⌊drop_fraction·k⌋` are dropped, and as many of those that were pruned
+    before grow; fewer where fewer are pruned. A grown block starts at zero, with fresh optimizer state. At constant
+    sparsity the first mask is random: scores of untrained weights are no better, and by magnitude even worse.
 
     Args:
-        share: the part of the blocks that is exchanged.
+        drop_fraction: the fraction of the blocks that is replaced at each update.
+        first: scores the first mask at constant sparsity; None for the criterion of the run, if weights are trained.
 
     Example:
         >>> import torch
@@ -149,140 +171,160 @@ class SET(Method):
         >>> scope = ScopeSpec(BlockSpec(torch.ones(1, 4), (1, 1)))
         >>> mask = torch.tensor([[[False, False, True, True]]])
         >>> scores = torch.tensor([[[2.0, 1.0, -math.inf, -math.inf]]])
-        >>> case = Case(scope, scores, mask, keeps=[torch.tensor([[2]])], growth=torch.tensor([[[0.0, 9.0, 0.1, 0.7]]]))
-        >>> SET(share=0.5).choose(case)
+        >>> growth = torch.tensor([[[0.0, 9.0, 0.1, 0.7]]])
+        >>> context = UpdateContext(scope, scores, mask, keeps=[torch.tensor([[2]])], growth=growth)
+        >>> SET(drop_fraction=0.5).choose(context)
         tensor([[[False,  True,  True, False]]])
     """
 
-    share: float = 0.3
+    drop_fraction: float = 0.3
+    first: Criterion | None = field(default=Random(), compare=False, repr=False)
     growth: ClassVar[Criterion | None] = Random()
+    decides_scopes_apart: ClassVar[bool] = True
+    share: ClassVar[Any] = renamed_attribute("share", "drop_fraction")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        adopt_renamed_method(cls, "share_at", "drop_fraction_at")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise SparsityError(f"a share of {self.share} to exchange: it must lie between 0 and 1")
+        if not 0 <= self.drop_fraction <= 1:
+            raise SparsityError(f"drop_fraction={self.drop_fraction} is out of range: pass a number from 0 to 1")
 
-    def share_at(self, progress: float) -> float:
-        """The part of the blocks that is exchanged at a point of the schedule."""
-        return self.share
+    def drop_fraction_at(self, progress: float) -> float:
+        """Return the fraction of the blocks that is replaced at a point of the schedule, from 0 to 1."""
+        return self.drop_fraction
 
-    def choose(self, case: Case) -> Tensor:
-        """Drop among the blocks that are there, grow among those that were pruned before."""
-        assert case.growth is not None, "the engine scores growth for a method that asks for it"
-        keep, active = case.keeps[0], case.active
-        exchanged = (keep * self.share_at(case.progress) + 1e-9).long().minimum(case.mask.sum(-1))
-        kept = active.minimum(keep - exchanged)
-        dropped = case.select(case.scores, kept)
-        stays = case.select(case.growth.masked_fill(~case.mask, -math.inf), keep - kept)
-        return dropped & stays
+    def choose(self, context: UpdateContext) -> Tensor:
+        """Drop among the blocks that are kept now, grow among those that are pruned now."""
+        assert context.growth is not None, "the engine scores growth for methods with a growth criterion"
+        keep, active = context.keeps[0], context.active
+        replaced = (keep * self.drop_fraction_at(context.progress) + 1e-9).long().minimum(context.mask.sum(-1))
+        kept = active.minimum(keep - replaced)
+        not_kept = context.select(context.scores, kept)
+        not_grown = context.select(context.growth.masked_fill(~context.mask, -math.inf), keep - kept)
+        return not_kept & not_grown
 
 
+@renamed_arguments(share="drop_fraction")
 @dataclass(frozen=True)
 class RigL(SET):
-    """The rigged lottery: drops the lowest scores and grows where the gradient is largest.
+    """The rigged lottery: drop the lowest scores and grow the blocks with the largest gradients.
 
-    As `SET`, but grown by the 2-norm of a block's gradient, and with a share that falls along a cosine:
-    `share·(1 + cos(π·progress))/2`.
+    As `SET`, but grown by the 2-norm of a block's gradient, and with a fraction that decays along a cosine:
+    `drop_fraction·(1 + cos(π·progress))/2`.
 
     Args:
-        share: the part of the blocks that is exchanged at the first update.
+        drop_fraction: the fraction of the blocks that is replaced at the first update.
+        first: scores the first mask at constant sparsity; None for the criterion of the run, if weights are trained.
 
     Example:
-        >>> RigL(share=0.3).share_at(0.0), RigL(share=0.3).share_at(1.0)
+        >>> RigL(drop_fraction=0.3).drop_fraction_at(0.0), RigL(drop_fraction=0.3).drop_fraction_at(1.0)
         (0.3, 0.0)
     """
 
     growth: ClassVar[Criterion | None] = Gradient()
 
-    def share_at(self, progress: float) -> float:
-        """The cosine."""
-        return self.share * (1 + math.cos(math.pi * progress)) / 2
+    def drop_fraction_at(self, progress: float) -> float:
+        """Return the value of the cosine."""
+        return self.drop_fraction * (1 + math.cos(math.pi * progress)) / 2
 
 
 @dataclass(frozen=True)
 class Soft(Method):
-    """Scales blocks down to zero over several updates, so that they are gone when the schedule wants them gone.
+    """Soft pruning: scale blocks down to zero over several updates, before they are pruned.
 
-    A block that will be pruned j updates from now has j/updates of its size left, as far as updates lie ahead in the
-    schedule; those next in line are chosen by the scores of now, and what has begun to shrink goes first. Pruned
-    stays pruned.
+    A block that will be pruned j updates from now keeps j/updates of its size, as far as updates lie ahead in the
+    schedule. The next blocks to shrink are those with the lowest scores; blocks that already shrink are pruned first.
+    Pruned blocks stay pruned.
 
     Args:
         updates: over how many updates a block shrinks; with 1, `Soft` is `Gradual`.
     """
 
     updates: int = 4
+    decides_scopes_apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.updates < 1:
-            raise SparsityError(f"{self.updates} updates to shrink over: it must be at least 1")
+            raise SparsityError(f"updates={self.updates} is out of range: a block shrinks over 1 update or more")
 
     @property
     def ahead(self) -> int:  # type: ignore[override]
-        """All updates at which a block is not whole, but for this one."""
+        """All updates at which a block shrinks, except this one."""
         return self.updates - 1
 
-    def choose(self, case: Case) -> Tensor:
-        """As `Gradual`, but what has begun to shrink goes first."""
-        return self._masks(case)[0]
+    def choose(self, context: UpdateContext) -> Tensor:
+        """Prune as `Gradual`, blocks that already shrink first."""
+        return self._masks(context)[0]
 
-    def remember(self, case: Case, mask: Tensor) -> Tensor:
-        """How much is left of each block, from 0 to 1."""
-        left = 1 - torch.stack(self._masks(case)).float().mean(0)
-        return left if case.memory is None else left.minimum(case.memory)
+    def remember(self, context: UpdateContext, mask: Tensor) -> Tensor:
+        """Return the fraction of its size that each block keeps, from 0 to 1."""
+        left = 1 - torch.stack(self._masks(context)).float().mean(0)
+        return left if context.memory is None else left.minimum(context.memory)
 
-    def change(self, case: Case, memory: Tensor | None) -> None:
-        """Shrink each block from what was left of it to what is left now."""
-        assert memory is not None, "`remember` says what is left"
-        before = torch.ones_like(memory) if case.memory is None else case.memory
+    def change(self, context: UpdateContext, memory: Tensor | None) -> None:
+        """Scale each block from the fraction it had to the fraction it keeps now."""
+        assert memory is not None, "`remember` returns a fraction for each block"
+        before = torch.ones_like(memory) if context.memory is None else context.memory
         shrunk = torch.where(memory > 0, memory / before, 1.0)
-        for block, multiplier in case.scope.scatter(shrunk).items():
+        for block, multiplier in context.scope.scatter(shrunk).items():
             block.apply_multiplier(multiplier)
 
-    def _masks(self, case: Case) -> list[Tensor]:
-        """What is pruned at this update and at each of those ahead: each mask includes the one before."""
-        ranks = case.scores.argsort(dim=-1, stable=True, descending=True).argsort(dim=-1).neg()
-        if case.memory is not None:
-            steps_left = (case.memory * self.updates).round().long()
-            ranks = ranks + steps_left * case.scores.shape[-1]
-        masks, keep = [], case.active
-        for allowed in case.keeps:
+    def _masks(self, context: UpdateContext) -> list[Tensor]:
+        """Return what is pruned at this update and at each of those ahead: each mask includes the one before."""
+        ranks = descending_order(context.scores).argsort(dim=-1).neg()
+        if context.memory is not None:
+            steps_left = (context.memory * self.updates).round().long()
+            ranks = ranks + steps_left * context.scores.shape[-1]
+        masks, keep = [], context.active
+        for allowed in context.keeps:
             keep = keep.minimum(allowed)
-            masks.append(case.select(ranks.to(torch.float64), keep))
+            masks.append(context.select(ranks.to(torch.float64), keep))
         return masks
 
 
 @dataclass(frozen=True)
 class Proximal(Method):
-    """Shrinks all blocks a little after each step, so hard that those to be pruned next arrive at zero.
+    """Proximal pruning: shrink the blocks that are to be pruned next after each step, so that they arrive at zero.
 
-    After each step every block of norm n is scaled by `max(0, 1 − t/n)`, the proximal step of the penalty `t·‖block‖`.
-    At each update the strength t of a scope is set anew: `t = n/every`, n the largest norm among the blocks that
-    the schedule wants gone at the next update, by the norms of now. An update prunes the lowest scores, as `Gradual`
-    does, so that the count is exact whatever the gradients did.
+    After each step such a block of norm n is scaled by `max(0, 1 − t/n)`, the proximal step of the penalty
+    `t·‖block‖`. At each update, t is set to `n/every` for the blocks with the lowest scores, as many as the schedule
+    prunes at the next update, and to 0 for all others: a penalty on blocks that stay costs accuracy, and needs tuning.
+    An update prunes the lowest scores, as `Gradual` does, so that the count is exact whatever the gradients do.
 
     Args:
-        strength: a factor on t; below 1 blocks are pruned before they have arrived at zero.
+        strength: a factor on t; below 1, blocks are pruned before they arrive at zero.
     """
 
     strength: float = 1.0
     ahead: int = 1
+    decides_scopes_apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.strength >= 0:
-            raise SparsityError(f"a strength of {self.strength}: it must not be negative")
+            raise SparsityError(f"strength={self.strength} is out of range: pass 0 or more")
 
-    def choose(self, case: Case) -> Tensor:
-        """As `Gradual`."""
-        return Gradual().choose(case)
+    def choose(self, context: UpdateContext) -> Tensor:
+        """Prune as `Gradual`."""
+        return Gradual().choose(context)
 
-    def remember(self, case: Case, mask: Tensor) -> Tensor:
-        """The strength in each scope."""
-        left = (~mask).sum(-1)
-        norms = case.scope.block_norms()
-        going = case.select(norms, case.keeps[1].minimum(left)) & ~mask
-        return norms.masked_fill(~going, 0).amax(-1) * (self.strength / case.every)
+    def remember(self, context: UpdateContext, mask: Tensor) -> Tensor:
+        """Return the threshold t of each block."""
+        scores, left = context.scores.masked_fill(mask, -math.inf), (~mask).sum(-1)
+        pruned_next = context.select(scores, context.keeps[1].minimum(left)) & ~mask
+        norms = context.scope.block_norms() * (1 + 1e-3)  # rounding in `every` steps must not leave a remainder
+        return norms.masked_fill(~pruned_next, 0) * (self.strength / context.every)
 
     def after_step(self, scope: SparseScope, memory: Tensor | None) -> None:
-        """One proximal step."""
-        if memory is not None:
+        """Make one proximal step."""
+        if memory is None:
+            return
+        if memory.shape == scope.grid_shape:  # saved by 0.1.0: one threshold per scope, until the next update
             scope.soft_threshold(memory)
+        else:
+            for block, thresholds in scope.scatter(memory).items():
+                block.soft_threshold(thresholds)
+
+
+__getattr__ = renamed_names(__name__, Case="UpdateContext", OneShot="PruneOnce")

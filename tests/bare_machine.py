@@ -37,7 +37,7 @@ def results():
         for block in scope.blocks():
             block.apply_mask(torch.rand(block.grid_shape) < 0.5)
             block.apply_multiplier(torch.rand(block.grid_shape))
-            made |= {f"{name} {i}": p.detach() for i, p in enumerate(block.parameters())}
+            made |= {f"{name} {i}": p.detach() for i, p in enumerate(block.unique_params())}
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.randn(63, 500).to(dtype)
         made |= {f"selection of {dtype}": nm_select(weight, 2, 4), f"selected of {dtype}": weight}

@@ -1,21 +1,40 @@
-"""Settings and tools that hold for every test."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+from filelock import FileLock
 from installed import build_wheel, install
+from law_examples import EXAMPLES
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-hypothesis.settings.register_profile("laws", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "150")))
+hypothesis.settings.register_profile("laws", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("laws")
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Let each worker of pytest-xdist begin with slow tests, so that only quick ones are left when others finish.
+
+    With `--dist worksteal` a worker starts with a contiguous part of the tests, all of the same size.
+    """
+    workers = getattr(config, "workerinput", {"workercount": 1})["workercount"]
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    quick = iter([item for item in items if not item.get_closest_marker("slow")])
+    ordered = []
+    for worker in range(workers):
+        size = (len(items) - len(ordered)) // (workers - worker)
+        mine = slow[worker::workers]
+        ordered += [*mine, *islice(quick, max(0, size - len(mine)))]
+    items[:] = ordered
 
 
 @pytest.fixture(autouse=True)
@@ -25,15 +44,29 @@ def seeded():
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory):
-    """A wheel of the package."""
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+def installed_once(tmp_path_factory, worker_id):
+    """The wheel and the console script of a fresh environment, shared by all workers of pytest-xdist."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder if worker_id == "master" else folder.parent
+    wheels, environment, done = folder / "wheels", folder / "environment", folder / "installed"
+    with FileLock(folder / "installed.lock"):
+        if not done.exists():
+            wheels.mkdir()
+            wheel = build_wheel(wheels)
+            done.write_text(f"{wheel}\n{install(wheel, environment)}")
+    return tuple(map(Path, done.read_text().splitlines()))
 
 
 @pytest.fixture(scope="session")
-def console_script(wheel, tmp_path_factory):
+def wheel(installed_once):
+    """A wheel of the package."""
+    return installed_once[0]
+
+
+@pytest.fixture(scope="session")
+def console_script(installed_once):
     """`sparse-lightning`, installed from the wheel into a fresh environment."""
-    return install(wheel, tmp_path_factory.mktemp("environment"))
+    return installed_once[1]
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +76,7 @@ def python(console_script):
 
 
 class NewTensors(TorchDispatchMode):
-    """Notes the size of every tensor that an operation makes: results that share no storage with an argument."""
+    """Records the sizes of all tensors that operations make: results that share no storage with an argument."""
 
     def __init__(self):
         super().__init__()
@@ -66,7 +99,7 @@ def _tensors(tree):
 
 @pytest.fixture
 def copies():
-    """A context that counts the new tensors made inside of it."""
+    """Return a context manager that records the sizes of new tensors."""
 
     @contextmanager
     def counting():

@@ -6,6 +6,7 @@ Not collected by itself.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from hypothesis import strategies as st
@@ -76,10 +77,15 @@ def criterion_of(flow, **states):
     return type("Made", (Criterion,), body)()
 
 
-def param(*shape, seed=0, dtype=torch.float32):
-    made = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype))
-    made.grad = torch.randn(shape, generator=torch.Generator().manual_seed(seed + 1)).to(dtype)
+def param(*shape, seed=0, dtype=torch.float32, device="cpu"):
+    made = nn.Parameter(drawn(*shape, seed=seed, dtype=dtype, device=device))
+    made.grad = drawn(*shape, seed=seed + 1, dtype=dtype, device=device)
     return made
+
+
+def drawn(*shape, seed, dtype, device):
+    """The same numbers on every device."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
 def scorer_for(criterion, scope, **options):
@@ -97,60 +103,63 @@ def rows(values):
     return ScopeSpec(BlockSpec(torch.tensor([values]), (1, 1)))
 
 
-def transposed(*shape, seed, dtype):
+def transposed(*shape, seed, dtype, device="cpu"):
     """A parameter and a gradient whose first dimension is the fastest in memory."""
-    made = nn.Parameter(param(*shape[::-1], seed=seed, dtype=dtype).detach().t())
-    made.grad = param(*shape[::-1], seed=seed + 1, dtype=dtype).detach().t()
+    made = nn.Parameter(param(*shape[::-1], seed=seed, dtype=dtype, device=device).detach().t())
+    made.grad = param(*shape[::-1], seed=seed + 1, dtype=dtype, device=device).detach().t()
     return made
 
 
-def matrices(dtype=torch.float32, long=500):
+def matrices(dtype=torch.float32, long=500, device="cpu"):
     """As large as it takes to be worth compiling where little else is; edges in both dimensions."""
+    wide = transposed(63, long, seed=7, dtype=dtype, device=device)
     return {
-        "matrix": ScopeSpec(BlockSpec(param(long, 63, dtype=dtype), (7, 5), edge="partial")),
-        "transposed": ScopeSpec(BlockSpec(transposed(63, long, seed=7, dtype=dtype), (4, 53), edge="partial")),
+        "matrix": ScopeSpec(BlockSpec(param(long, 63, dtype=dtype, device=device), (7, 5), edge="partial")),
+        "transposed": ScopeSpec(BlockSpec(wide, (4, 53), edge="partial")),
     }
 
 
-def awkward(dtype=torch.float32):
+def awkward(dtype=torch.float32, device="cpu"):
     """Awkward sizes (1, 3, 63, 500), strides (channels last, flipped, a gradient's own), couplings and edges."""
-    conv = nn.Parameter(torch.randn(63, 4, 3, 3).to(dtype).contiguous(memory_format=torch.channels_last))
-    conv.grad = torch.randn(63, 4, 3, 3).to(dtype)
-    up, down, odd = param(24, 10, dtype=dtype), param(7, 24, seed=3, dtype=dtype), param(500, 3, seed=4, dtype=dtype)
-    other = param(63, 63, seed=8, dtype=dtype)
+    make = partial(param, dtype=dtype, device=device)
+    conv = nn.Parameter(make(63, 4, 3, 3, seed=11).detach().contiguous(memory_format=torch.channels_last))
+    conv.grad = make(63, 4, 3, 3, seed=12).detach()
+    up, down, odd = make(24, 10), make(7, 24, seed=3), make(500, 3, seed=4)
+    other = make(63, 63, seed=8)
     other.grad = other.grad.t().contiguous().t()
     neurons = BlockCoupling([BlockSpec(up, (1, -1)), BlockSpec(down, (-1, 1))], [None, (1, 0)])
     return {
         "conv": ScopeSpec(BlockSpec(conv, (4, 3, 2, -1), edge="partial")),
-        "filters": ScopeSpec(BlockSpec(param(63, 3, 3, 3, seed=9, dtype=dtype), (1, -1, -1, -1))),
+        "filters": ScopeSpec(BlockSpec(make(63, 3, 3, 3, seed=9), (1, -1, -1, -1))),
         "neurons": ScopeSpec(neurons),
         "backwards": ScopeSpec(BlockSpec(View(odd, (500, 3), (3, -1), 2), (63, 2), edge="partial")),
         "other strides": ScopeSpec(BlockSpec(other, (9, 7))),
-        "vector": ScopeSpec(BlockSpec(param(500, seed=10, dtype=dtype), (63,), edge="partial")),
-        "one": ScopeSpec(BlockSpec(param(1, 1, seed=5, dtype=dtype), (1, 1))),
-        "singles": ScopeSpec(BlockSpec(param(3, 63, seed=6, dtype=dtype), (1, 1))),
+        "vector": ScopeSpec(BlockSpec(make(500, seed=10), (63,), edge="partial")),
+        "one": ScopeSpec(BlockSpec(make(1, 1, seed=5), (1, 1))),
+        "singles": ScopeSpec(BlockSpec(make(3, 63, seed=6), (1, 1))),
     }
 
 
-def in_turn(first=0, long=500):
+def in_turn(first=0, long=500, device="cpu"):
     """The matrices and the awkward ones, their dtypes taking turns."""
-    made = [matrices(dtype, long) | awkward(dtype) for dtype in DTYPES]
+    made = [matrices(dtype, long, device) | awkward(dtype, device) for dtype in DTYPES]
     return {name: made[(first + i) % len(made)][name] for i, name in enumerate(made[0])}
 
 
 def sources_for(scopes, run=0):
     """All that a flow may ask for: gradients of this run, what an optimizer keeps, and norms of inputs."""
-    params = [p for scope in scopes.values() for p in scope.parameters()]
+    params = [p for scope in scopes.values() for p in scope.unique_params()]
     adam = torch.optim.AdamW(params)
     adam.state.update({p: {"exp_avg_sq": p.grad.square()} for p in params})
-    norms = {p: torch.rand(p.shape[-1], generator=torch.Generator().manual_seed(len(p))) for p in params}
+    norms = {p: torch.rand(p.shape[-1], generator=torch.Generator().manual_seed(len(p))).to(p.device) for p in params}
     grads = {p: p.grad * 0.5**run for p in params}
     return Sources(optimizers=[adam], input_norms=norms, grads=grads, step=run, target=0.5)
 
 
 def scores_by(lowering, criterion, scopes, runs=2):
     """The scores of each block after some runs, by the name of its scope."""
-    scorer = Scorer(criterion, lowering=lowering)
+    device = next(p.device for scope in scopes.values() for p in scope.unique_params())
+    scorer = Scorer(criterion, device, lowering=lowering)
     for name, scope in scopes.items():
         scorer.attach(name, scope)
     for run in range(runs):
@@ -158,12 +167,13 @@ def scores_by(lowering, criterion, scopes, runs=2):
     return {name: scores[block] for name, scope in scopes.items() for block in scope.blocks()}
 
 
-def check_agreement(lowering, criterion, scopes):
-    """A lowering gives the scores of the reference."""
-    wanted = scores_by("reference", criterion, scopes)
+def check_agreement(lowering, criterion, scopes, same=None):
+    """A lowering gives the scores of the reference, on the same scopes or on those of another device."""
+    wanted = scores_by("reference", criterion, same or scopes)
     for name, grid in scores_by(lowering, criterion, scopes).items():
         assert not grid.isnan().any(), f"{name} has scores that are not numbers"
-        torch.testing.assert_close(grid, wanted[name], rtol=1e-4, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+        close, found = wanted[name].cpu(), grid.cpu()
+        torch.testing.assert_close(found, close, rtol=1e-4, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
 # All are continuous and grow slowly, so that what one rounds otherwise than the other stays a small difference.

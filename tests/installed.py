@@ -1,4 +1,4 @@
-"""The package as a user has it: a wheel built from the repository, in a fresh environment, with its console script."""
+"""The package as users install it: a wheel of the repository, in a fresh environment, with its console script."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """Install a wheel into a new environment; gives its console script.
+    """Install a wheel into a new environment; return its console script.
 
-    What the package says that it needs is linked there, from the environment of the tests, and nothing else is.
+    Its declared dependencies, and nothing else, are linked there from the environment of the tests.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
     python = folder / "bin" / "python"
@@ -42,7 +42,7 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def needed(name: str) -> set[str]:
-    """The names of a distribution and of all that it needs here, and that needs in turn; nothing optional."""
+    """Return the names of a distribution and of its dependencies, direct and indirect, without optional ones."""
     found: set[tuple[str, str]] = set()
     waiting = [(name, "")]
     while waiting:
@@ -51,12 +51,12 @@ def needed(name: str) -> set[str]:
             found.add((name, extra))
             lines = [Requirement(line) for line in metadata.requires(name) or []]
             wanted = [line for line in lines if line.marker is None or line.marker.evaluate({"extra": extra})]
-            waiting += [(line.name, asked) for line in wanted for asked in ("", *line.extras)]
+            waiting += [(line.name, chosen) for line in wanted for chosen in ("", *line.extras)]
     return {name for name, _ in found}
 
 
 def link(distribution: metadata.Distribution, packages: Path) -> None:
-    """Make a distribution of the environment of the tests a part of another one."""
+    """Link a distribution of the environment of the tests into another one."""
     for name in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
         path = packages / name
         if not path.exists():

@@ -1,4 +1,4 @@
-"""Patterns on a model of 70 billion parameters without weights: a program that prints what attaching takes."""
+"""Patterns on a model of 70 billion parameters without weights; run as a program it prints what attaching takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sparse_lightning import Blocks, Heads, Neurons, Sparsifier
-from sparse_lightning.masks import pack_all
+from sparse_lightning.engine.masks import pack_all
 from sparse_lightning.patterns import resolve
 from sparse_lightning.schedules import Cubic
 
@@ -46,12 +46,12 @@ def llama() -> nn.Module:
 
 
 def peak() -> int:
-    """The most memory that this process has had, in KiB; what getrusage tells counts the process before exec too."""
+    """Return the peak memory of this process in KiB; getrusage counts the process before exec too."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def main() -> None:
+def attach_to_large_model() -> None:
     """Attach tiles to the MLPs and heads to the attentions, then neurons in place of tiles."""
     model = llama()
     parameters = sum(p.numel() for p in model.parameters())
@@ -76,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    attach_to_large_model()

@@ -10,32 +10,32 @@ from itertools import count
 import pytest
 from flow_cases import SHIPPED, check_agreement, criterion_of, flows, in_turn
 from hypothesis import HealthCheck, Phase, given, settings
+from law_examples import examples
 from poison import poison  # noqa: F401
-from triton_harness import is_interpreted
+from triton_harness import case_device, is_interpreted
 
 from sparse_lightning.flow import State
 
-pytestmark = [
-    pytest.mark.usefixtures("poison"),
-    pytest.mark.skipif(not is_interpreted(), reason="the parameters of the cases are on the CPU"),
-]
+pytestmark = pytest.mark.usefixtures("poison")
 
-LONG = 21
+LONG = 21 if is_interpreted() else 500
 """The interpreter takes the elements of a maximum one by one: the large matrices are not needed for its proof."""
 
 
 @pytest.mark.parametrize(("first", "name"), list(enumerate(SHIPPED)))
 def test_every_criterion(first, name):
     """Each on every layout; the dtypes take turns, so that every layout meets all of them."""
-    check_agreement("triton", SHIPPED[name], in_turn(first, LONG))
+    check_agreement("triton", SHIPPED[name], in_turn(first, LONG, case_device()))
 
 
 def test_random_flows():
     turns = count()
 
-    @settings(max_examples=6, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(
+        max_examples=examples(6), phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True
+    )
     @given(flows())
     def law(flow):
-        check_agreement("triton", criterion_of(flow, kept=State()), in_turn(next(turns), LONG))
+        check_agreement("triton", criterion_of(flow, kept=State()), in_turn(next(turns), LONG, case_device()))
 
     law()

@@ -1,4 +1,4 @@
-"""A job: the model of `many_layouts` trained to sparsity in one of its layouts, and looked at after each step."""
+"""A job: the model of `many_layouts` trained to sparsity in one of its layouts, and checked after each step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from many_layouts import PATTERNS, Net, alone
+from small_nets import named_blocks
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
@@ -18,6 +19,7 @@ from sparse_lightning import (
     ERK,
     LAMP,
     SET,
+    Constant,
     Global,
     Gradual,
     Linear,
@@ -32,38 +34,62 @@ from sparse_lightning import (
     Uniform,
     Wanda,
 )
-from sparse_lightning.distributed import local_part
+from sparse_lightning.blocks.shards import local_part
 
 
 class Plan(NamedTuple):
-    """How long a run is, and when it prunes how much."""
+    """How long a run is, when it prunes how much, how its optimizer works, and on which kind of device."""
 
     steps: int
-    schedule: Linear
+    schedule: Linear | Constant
     every: int = 1
+    fused: bool = False
+    device: str = "cpu"
 
 
-QUICK = Plan(4, Linear(0.6, end=2, initial=0.3))
+QUICK = Plan(4, Linear(0.6, end=2, initial=0.3), fused=True)
 """An update before every step but the last."""
+
+UNFUSED = QUICK._replace(fused=False)
+"""The same with an optimizer that takes one parameter after the other, which takes longer with DTensors."""
 
 LONG = Plan(7, Linear(0.6, end=6), every=2)
 """Steps between the updates, of which the first prunes nothing."""
 
+CONSTANT = Plan(4, Constant(0.6, end=9), fused=True)
+"""The final sparsity from the first step on: methods that grow begin with a random mask."""
+
 # Their scores don't tie: weights and data are random, and blocks differ by far more than the order of a sum does.
 CRITERIA = [Magnitude, Taylor, Movement, Wanda, Random]
-METHODS = [Gradual, partial(RigL, share=0.5), partial(SET, share=0.5), partial(Soft, updates=2), Proximal]
+METHODS = [
+    Gradual,
+    partial(RigL, drop_fraction=0.5),
+    partial(SET, drop_fraction=0.5),
+    partial(Soft, updates=2),
+    Proximal,
+]
 BUDGETS = [Uniform, Global, ERK, LAMP]
 EVERYTHING = [set(range(len(kind))) for kind in (CRITERIA, METHODS, BUDGETS)]
 """The numbers of a case that every layout has."""
 
 
 def cases_of(number):
-    """Each criterion, each method and each budget; five numbers have all pairs of a criterion and a method."""
+    """Return each criterion, each method and each budget; five numbers have all pairs of a criterion and a method."""
     return [(i, (i + number) % 5, (2 * i + number) % 5 % 4) for i in range(5)]
 
 
+def optimizer_of(net, fused):
+    """Return AdamW with a group of parameters for each mesh: a fused step takes DTensors of one mesh."""
+    groups = {}
+    for param in net.parameters():
+        groups.setdefault(getattr(param, "device_mesh", None), []).append(param)
+    # Gradients that are zero but for rounding, such as those of the bias of keys, stay without effect.
+    how = {"fused": True} if fused else {"foreach": False}
+    return torch.optim.AdamW([{"params": params} for params in groups.values()], lr=0.01, eps=1e-3, **how)
+
+
 class Job:
-    """A model in a layout, at work: the masks and the hold are looked at after each step.
+    """A training run in a layout: the masks and the hold are checked after each step.
 
     A case is a criterion, a method and a budget, by number.
     """
@@ -71,10 +97,9 @@ class Job:
     def __init__(self, case, layout=alone, plan=QUICK, patterns=PATTERNS):
         criterion, method, budget = case
         self.label = f"{CRITERIA[criterion].__name__}, {METHODS[method]()}, {BUDGETS[budget].__name__}"
-        self.net, self.plan = Net(), plan
+        self.net, self.plan = Net().to(plan.device), plan
         self.call, self.part, self.parts = layout(self.net)
-        # Gradients that are zero but for rounding, such as those of the bias of keys, stay without effect.
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01, eps=1e-3, foreach=False)
+        self.optimizer = optimizer_of(self.net, plan.fused)
         parts = CRITERIA[criterion](), METHODS[method](), BUDGETS[budget]()
         self.sparsifier = Sparsifier(patterns, plan.schedule, *parts, update_every=plan.every)
         self.sparsifier.attach(self.net, self.optimizer)
@@ -85,7 +110,7 @@ class Job:
     def backward(self, step):
         """Gradients of this process's part of the batch."""
         generator = torch.Generator().manual_seed(step)
-        x = torch.randn(12, 3, 24, generator=generator)[self.part :: self.parts]
+        x = torch.randn(12, 3, 24, generator=generator)[self.part :: self.parts].to(self.plan.device)
         self.optimizer.zero_grad()
         (self.call(x) - x[..., :4].sin()).square().mean().backward()
 
@@ -96,27 +121,27 @@ class Job:
         if self.clips:
             self.sparsifier.mask_gradients()
         self.optimizer.step()
-        self.masks.append({name: mask.clone() for name, mask in self.sparsifier.masks.items()})
+        self.masks.append({name: mask.cpu().clone() for name, mask in self.sparsifier.masks.items()})
 
     def run(self, start=0, stop=None):
-        """Several, to the end of the plan or not so far, each followed by a look at the weights; gives the job."""
+        """Make several steps, each followed by a check of the weights; return the job."""
         for step in range(start, self.plan.steps if stop is None else stop):
             self.step(step)
             check_hold(self.sparsifier, f"{self.label}, step {step}")
         return self
 
     def weights(self):
-        """Whole weights, by name."""
-        return {name: whole(param.detach()) for name, param in self.net.named_parameters()}
+        """Return whole weights by name, on the CPU."""
+        return {name: whole(param.detach()).cpu() for name, param in self.net.named_parameters()}
 
     def state(self):
-        """What a checkpoint holds: whole, on every process."""
+        """Return the content of a checkpoint: whole, on every process."""
         options = StateDictOptions(full_state_dict=True)
         model, optimizer = get_state_dict(self.net, self.optimizer, options=options)
         return {"model": model, "optimizer": optimizer, "sparsifier": self.sparsifier.state_dict()}
 
     def load(self, state):
-        """Take up a checkpoint of any layout."""
+        """Load a checkpoint of any layout; return the job."""
         options = StateDictOptions(full_state_dict=True)
         parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
         set_state_dict(self.net, self.optimizer, **parts, options=options)
@@ -126,19 +151,20 @@ class Job:
 
 def check_hold(sparsifier, label):
     """Every pruned block is exactly +0.0 in the shard of this process, read as it is."""
-    for a in sparsifier._work.attached:
-        for name, block in a.blocks.items():
-            for spec, pruned in block.get_masks(a.masks[name]).items():
-                marked = torch.zeros(spec.param.shape)
-                spec.view.like(marked).data[pruned] = 1
-                local, box = local_part(spec.param)
-                values = local[marked[tuple(slice(*bounds) for bounds in box)] == 1]
-                assert not values.any(), f"{label}: {name} is not zero where it is pruned"
-                assert not values.signbit().any(), f"{label}: {name} holds a -0.0"
+    blocks, masks = named_blocks(sparsifier.scopes), sparsifier.masks
+    assert set(masks) == set(blocks), f"{label}: every grid of blocks has a mask"
+    for name, block in blocks.items():
+        for spec, pruned in block.get_masks(masks[name]).items():
+            marked = torch.zeros(spec.param.shape, device=spec.param.device)
+            spec.view.like(marked).data[pruned] = 1
+            local, box = local_part(spec.param)
+            values = local[marked[tuple(slice(*bounds) for bounds in box)] == 1]
+            assert not values.any(), f"{label}: {name} is not zero where it is pruned"
+            assert not values.signbit().any(), f"{label}: {name} holds a -0.0"
 
 
 def whole(tensor):
-    """A tensor gathered from its shards."""
+    """Return a tensor gathered from its shards."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -155,11 +181,24 @@ def check_same(job, wanted, start=0):
         assert torch.equal(found[name] == 0, weight == 0), f"{job.label}: {name} is zero elsewhere"
 
 
+class Reference(NamedTuple):
+    """What is compared of a job that has run in another process."""
+
+    masks: list
+    final: dict
+
+    def weights(self):
+        """Return whole weights by name."""
+        return self.final
+
+
 @contextmanager
-def group(rank, ranks, folder, name):
-    """A process group of the first few processes, that ends by itself where one of them is gone."""
+def group(rank, ranks, folder, name, device="cpu"):
+    """A process group of the first few processes, which times out if one of them has ended."""
     meet = f"file://{folder}/meet {name}".replace(" ", "_")
-    dist.init_process_group("gloo", meet, timedelta(seconds=60), ranks, rank)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group({"cpu": "gloo", "cuda": "nccl"}[device], meet, timedelta(seconds=60), ranks, rank)
     torch.manual_seed(100 + rank)
     try:
         yield
@@ -177,12 +216,12 @@ def check_no_trace(job):
 
 
 def check_lively(job):
-    """Each update but the first changes the masks, and where blocks may grow some do: else runs are easily the same."""
+    """Each update but the first changes the masks, and where blocks may grow some do: else equal runs prove nothing."""
     updates = job.masks[: job.plan.schedule.end + 1 : job.plan.every]
     masks = [torch.cat([mask.flatten() for mask in masks.values()]) for masks in updates]
     for before, after in pairwise(masks):
         assert not torch.equal(before, after), f"{job.label}: an update without a change"
-    if job.sparsifier.settings.method.growth:
+    if job.sparsifier.configuration.method.growth:
         assert any((before & ~after).any() for before, after in pairwise(masks)), f"{job.label}: nothing grew"
 
 
@@ -192,7 +231,7 @@ def check_cuts(job):
     if any(isinstance(param, DTensor) for param in params.values()):
         sizes = [{"wide.weight": (32, 8)}, {"thin.fours.weight": (1, 4), "thin.sixes.weight": (1, 6)}]
         cut = [any(is_cut(local_part(params[name])[1], size) for name, size in some.items()) for some in sizes]
-        anywhere = torch.tensor(cut, dtype=torch.int64)
+        anywhere = torch.tensor(cut, dtype=torch.int64, device=job.plan.device)
         dist.all_reduce(anywhere, dist.ReduceOp.MAX)
         assert anywhere.all(), f"{job.label}: no border of a shard lies inside of a block, or of a group"
 

@@ -81,6 +81,11 @@ LARGE = [
 PATTERNS = [*LARGE, NM(["thin.rows.weight", "thin.fours.weight"], 2, 4), NM("thin.sixes.weight", 3, 6)]
 
 
+def device_of(net):
+    """The type of the device that a model is on."""
+    return next(net.parameters()).device.type
+
+
 def alone(net):
     """One process: what is called, and which part of the data it gets."""
     return net, 0, 1
@@ -100,13 +105,13 @@ def shard(net, mesh):
 
 def fsdp(net):
     """Every parameter in shards."""
-    shard(net, init_device_mesh("cpu", (dist.get_world_size(),)))
+    shard(net, init_device_mesh(device_of(net), (dist.get_world_size(),)))
     return net, dist.get_rank(), dist.get_world_size()
 
 
 def hsdp(net):
     """Two copies, each in shards on two processes."""
-    shard(net, init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")))
+    shard(net, init_device_mesh(device_of(net), (2, 2), mesh_dim_names=("copies", "shards")))
     return net, dist.get_rank(), dist.get_world_size()
 
 
@@ -120,13 +125,13 @@ def split(net, mesh):
 
 def tp(net):
     """All processes see the same data."""
-    split(net, init_device_mesh("cpu", (dist.get_world_size(),)))
+    split(net, init_device_mesh(device_of(net), (dist.get_world_size(),)))
     return net, 0, 1
 
 
 def fsdp_tp(net):
     """Both, 2 × 2."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(device_of(net), (2, 2), mesh_dim_names=("data", "tensor"))
     split(net, mesh["tensor"])
     shard(net, mesh["data"])
     return net, mesh["data"].get_local_rank(), 2

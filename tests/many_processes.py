@@ -1,8 +1,9 @@
-"""Training in several processes, with gloo on CPUs: a program that checks one section of laws.
+"""Training in several processes, with gloo on CPUs or NCCL on two GPUs: programs that each check one section of laws.
 
-Run as `python many_processes.py SECTION FOLDER`. The reference, one process on the same data, is trained first; then
-processes are forked, so that imports are paid once. Of the four, a layout uses as many as it needs: each layout has a
-process group of its own.
+The reference, one process on the same data, is trained first; then processes are forked, so that imports are paid
+once. Of the four, a layout uses as many as it needs: each layout has a process group of its own.
+
+`python many_processes.py SECTION FOLDER` runs one by hand.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from many_jobs import (
+    CONSTANT,
     EVERYTHING,
     LONG,
     QUICK,
+    UNFUSED,
     Job,
+    Reference,
     cases_of,
     check_cuts,
     check_lively,
@@ -31,7 +35,15 @@ from many_jobs import (
     whole,
 )
 from many_layouts import LARGE, LAYOUTS, alone, ddp, fsdp, fsdp_tp, tp
-from many_messages import Messages, check_groups, check_growth, check_silence, check_update
+from many_messages import (
+    Messages,
+    check_counts,
+    check_groups,
+    check_growth,
+    check_observation,
+    check_silence,
+    check_update,
+)
 
 from sparse_lightning import NM, SparseLightningError
 
@@ -39,44 +51,52 @@ RANKS, SAVED = 4, 4
 """How many processes there are, and after which step of a long run it is saved, between two updates."""
 
 
-def all_cases():
-    """Those of all layouts."""
+def cases_of_layouts(plan):
+    """Return the cases of each layout: five, or all pairs of a criterion and a method where steps are not fused."""
     found = [cases_of(number) for number in range(len(LAYOUTS))]
     for cases in found:
         assert [set(column) for column in zip(*cases, strict=True)] == EVERYTHING, f"{cases} leave something out"
-    return {case for cases in found for case in cases}
+    every = sorted({case for cases in found for case in cases})
+    return found if plan.fused else [every] * len(LAYOUTS)
 
 
 def references(cases, plan):
-    """Jobs in one process, by case."""
+    """Return jobs in one process, by case."""
     jobs = {case: Job(case, plan=plan).run() for case in cases}
     for job in jobs.values():
         check_lively(job)
     return jobs
 
 
-def layouts(half, folder, wanted):
-    """Every second layout, so that the two halves use the time in which the other waits."""
-    start(in_layouts, RANKS, folder, wanted, range(half, len(LAYOUTS), 2))
+def half_of_layouts(half, folder, wanted, plan):
+    """Run every second layout: each half uses the time in which the other waits."""
+    start(in_layouts, RANKS, folder, wanted, plan, range(half, len(LAYOUTS), 2))
 
 
-def in_layouts(rank, folder, wanted, numbers):
-    """Layouts, each with five cases: the masks of one process at every update, the hold, and no trace."""
+def in_layouts(rank, folder, wanted, plan, numbers):
+    """Layouts, each with its cases: the masks of one process at every update, the hold, and no trace."""
     for number in numbers:
         name, (ranks, layout) = list(LAYOUTS.items())[number]
         if rank >= ranks:
             continue
         begin = time.perf_counter()
-        with group(rank, ranks, folder, name):
-            for case in cases_of(number):
-                job = Job(case, layout)
+        with group(rank, ranks, folder, name, plan.device):
+            cases = cases_of_layouts(plan)[number]
+            for case in cases:
+                job = Job(case, layout, plan)
                 torch.manual_seed(rank)
                 job.label = f"{name}, rank {rank}: {job.label}"
                 check_same(job.run(), wanted[case])
             check_cuts(job)
             check_no_trace(job)
         if rank == 0:
-            print(f"{name}: {time.perf_counter() - begin:.1f} s", flush=True)
+            print(f"{name}: {len(cases)} cases in {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+def save_references(rank, file, plan, cases):
+    """The jobs of one process, in a process of its own: CUDA cannot be used before a fork and after it."""
+    jobs = references(cases, plan)
+    torch.save({case: (job.masks, job.weights()) for case, job in jobs.items()}, file)
 
 
 GROWING = (2, 1, 1)
@@ -87,6 +107,9 @@ KEPT = (1, 0, 0)
 
 WATCHING = (3, 3, 0)
 """Wanda and Soft: norms of inputs, and multipliers."""
+
+FROM_RANDOM = [(2, 1, 2), (0, 2, 1)]
+"""Movement with RigL and ERK, and magnitude with SET and a global budget."""
 
 RESUMED = [GROWING, WATCHING, (0, 4, 0)]
 """Cases with all that a checkpoint can hold: state and growth, norms of inputs and multipliers, strengths."""
@@ -122,7 +145,7 @@ def check_resumed(case, file, layout, wanted):
 
 
 def agreement(rank, folder):
-    """What travels at an update is small; and a rank with another mask is found by all at the next one."""
+    """An update communicates little, and a rank with another mask is found by all at the next update."""
     with group(rank, RANKS, folder, "both"):
         check_wire(Job(GROWING, fsdp_tp, LONG, LARGE))
         check_forward(Job(WATCHING, fsdp_tp, LONG, LARGE))
@@ -130,19 +153,18 @@ def agreement(rank, folder):
         check_wire_of_groups(Job(KEPT, fsdp, QUICK, [NM("thin.rows.weight", 2, 4)]))
         job = Job(GROWING, fsdp, LONG, LARGE)
         check_growth(job, *check_wire(job))
-        spoilt = dict(job.sparsifier.masks)
+        state = job.sparsifier.state_dict()
         if rank == 2:
-            name = "wide.weight"
-            [attached] = [a for a in job.sparsifier._work.attached if a.name == name]
-            attached.set_masks({name: ~spoilt[name]})
-        with pytest.raises(SparseLightningError, match=r"^rank 2 holds another mask of wide\.weight than rank 0"):
+            state["masks"]["wide.weight"]["bits"] ^= 1
+        job.sparsifier.load_state_dict(state)
+        with pytest.raises(SparseLightningError, match=r"^rank 2 and rank 0 hold different masks of wide\.weight: "):
             job.step(4)
     with group(rank, RANKS, folder, "postponed"):
         check_postponed(rank)
 
 
 def check_forward(job):
-    """A forward pass sends what it would send without the sparsifier, though inputs are watched in it."""
+    """A forward pass sends what it would send without the sparsifier, though it records norms of inputs."""
     job.run(0, 2)
     watched = messages_of_pass(job)
     job.sparsifier.detach()
@@ -151,15 +173,16 @@ def check_forward(job):
 
 
 def messages_of_pass(job):
-    """How many messages a forward and a backward pass send."""
+    """Return how many messages a forward and a backward pass send."""
     with Messages() as messages:
         job.backward(2)
     return len(messages.sent)
 
 
 def check_wire(job):
-    """An update and the step after it, with all messages read; gives the last grids that travelled, and gradients."""
+    """Check all messages of an update and the step after it; return the last grids that were sent, and gradients."""
     job.run(0, 2)
+    check_counts(job)
     job.backward(2)
     gradients = {param: whole(param.grad) for param in job.net.parameters()}
     with Messages() as update:
@@ -168,14 +191,18 @@ def check_wire(job):
     check_update(job, update, reductions=2)  # the movement, and the gradient
     with Messages() as silence:
         job.optimizer.step()
+    check_silence(silence)
+    with Messages() as observation:
         job.sparsifier.before_step()
+    check_observation(job, observation, reductions=1)  # the movement
+    with Messages() as silence:
         job.optimizer.step()
     check_silence(silence)
     return update.of(torch.float32)[-1], gradients
 
 
 def check_wire_of_groups(job):
-    """An update of N:M, with all messages read."""
+    """Check all messages of an update of N:M."""
     job.run(0, 2)
     job.backward(2)
     with Messages() as update:
@@ -186,7 +213,7 @@ def check_wire_of_groups(job):
 
 
 def check_postponed(rank):
-    """A rank whose scores are no numbers makes all of them wait, not only itself."""
+    """If the scores of one rank are not finite, the update is postponed on all ranks."""
     job = Job((0, 0, 0), ddp)
     if rank == 1:
         with torch.no_grad():
@@ -196,7 +223,8 @@ def check_postponed(rank):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             job.sparsifier.update()
-        assert any("not finite at step 0" in str(warning.message) for warning in caught), f"rank {rank} did not wait"
+        messages = [str(warning.message) for warning in caught]
+        assert any("not finite at step 0" in text for text in messages), f"rank {rank} did not postpone the update"
     assert job.sparsifier.last_update is None
 
 
@@ -229,22 +257,70 @@ def start(section, ranks, *arguments):
     mp.start_processes(section, arguments, ranks, start_method="fork")
 
 
-def main(section, folder):
-    """Train the references, then check a section."""
+def prepare():
+    """Make warnings errors, as in pytest."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     # A linear layer on three dimensions gives a view; the model changes none in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    if section == "agreement":
-        start(agreement, RANKS, folder)
-        return
-    if section == "layouts":
-        start(layouts, 2, folder, references(all_cases(), QUICK))
-        return
-    wanted = references(RESUMED, LONG)
-    if section == "resumed":
-        start(resumed, RANKS, folder, wanted)
-        return
+
+
+def check_layouts(folder, plan=QUICK):
+    """Every layout has the masks of one process."""
+    prepare()
+    wanted = references({case for cases in cases_of_layouts(plan) for case in cases}, plan)
+    start(half_of_layouts, 2, folder, wanted, plan)
+
+
+def check_layouts_of_two(folder, device):
+    """Every layout of two processes has the masks of one on the same kind of device."""
+    prepare()
+    plan = QUICK._replace(device=device)
+    numbers = [number for number, (ranks, _) in enumerate(LAYOUTS.values()) if ranks == 2]
+    cases = {case for number in numbers for case in cases_of_layouts(plan)[number]}
+    start(save_references, 1, f"{folder}/references", plan, cases)
+    saved = torch.load(f"{folder}/references", weights_only=True)
+    wanted = {case: Reference(*found) for case, found in saved.items()}
+    start(in_layouts, 2, folder, wanted, plan, numbers)
+
+
+def sparse_from_the_start(rank, folder, wanted):
+    """Random first masks of FSDP2 with tensor parallelism, and of DDP, beside those of one process."""
+    for name, ranks, layout in (("fsdp_tp", 4, fsdp_tp), ("ddp", 2, ddp)):
+        if rank < ranks:
+            with group(rank, ranks, folder, f"first masks of {name}"):
+                torch.manual_seed(rank)
+                for case in FROM_RANDOM:
+                    check_same(Job(case, layout, CONSTANT).run(), wanted[case])
+
+
+def check_first_masks(folder):
+    """Sparse training begins with the same random mask in every layout."""
+    prepare()
+    start(sparse_from_the_start, RANKS, folder, references(FROM_RANDOM, CONSTANT))
+
+
+def check_all_pairs_in_layouts(folder):
+    """Every layout with each pair of a criterion and a method."""
+    check_layouts(folder, UNFUSED)
+
+
+def check_resuming(folder):
+    """A run resumes in another layout."""
+    prepare()
+    start(resumed, RANKS, folder, references(RESUMED, LONG))
+
+
+def check_agreement(folder):
+    """Little is communicated, and ranks agree or raise an error."""
+    prepare()
+    start(agreement, RANKS, folder)
+
+
+def check_a_kill(folder):
+    """A job that loses a rank ends, and resumes from its last checkpoint."""
+    prepare()
+    wanted = references(RESUMED[:1], LONG)
     begin = time.perf_counter()
     try:
         start(killed, 2, folder, wanted)
@@ -254,4 +330,4 @@ def main(section, folder):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    globals()[f"check_{sys.argv[1]}"](sys.argv[2])

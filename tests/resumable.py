@@ -80,7 +80,7 @@ CASES = {
 
 
 class Loader:
-    """Batches made from their number; goes on in the middle of an epoch where a checkpoint was taken there."""
+    """Batches made from their number; resumes in the middle of an epoch."""
 
     def __init__(self):
         self.done = 0
@@ -96,11 +96,11 @@ class Loader:
         self.done = 0
 
     def state_dict(self):
-        """Where it is."""
+        """Return the position."""
         return {"done": self.done}
 
     def load_state_dict(self, state):
-        """Go on there."""
+        """Resume there."""
         self.done = state["done"]
 
 
@@ -127,13 +127,13 @@ class Dies(L.Callback):
         self.step = step
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        """No clean-up, no last words."""
+        """Without any clean-up."""
         if trainer.global_step == self.step:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(case: str, folder: Path, die_at: int = -1, ckpt_path: str | None = None):
-    """Train a case to its end; gives the trainer, the model and the callbacks."""
+    """Train a case to its end; return the trainer, the model and the callbacks."""
     L.seed_everything(1, verbose=False)
     optimizer, settings = CASES[case]
     ours = [SparsityCallback(**setting) for setting in settings]
@@ -153,6 +153,6 @@ def train(case: str, folder: Path, die_at: int = -1, ckpt_path: str | None = Non
 
 
 def train_until(case: str, folder: Path, die_at: int):
-    """Train a case in a process that ends there."""
+    """Train a case in a process that is killed before a step."""
     torch.set_num_threads(1)
     train(case, folder, die_at)

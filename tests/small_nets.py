@@ -7,15 +7,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sparse_lightning import SparseScope, Sparsifier
+from sparse_lightning import SparseBlock, SparseScope, Sparsifier
 
 BATCHES, BATCH = 8, 16
 LAYERS = ["up.weight", "down.weight"]
-"""The weights of `Net` that tests cut into blocks."""
+"""The weights of `Net` that tests divide into blocks."""
 
 
 def batches(n: int = BATCHES) -> DataLoader:
-    """The same regression data in every process: n batches."""
+    """Return n batches of regression data, the same in every process."""
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(n * BATCH, 16, generator=generator)
     y = torch.sin(x[:, :8] * 2) + x[:, 8:]
@@ -23,7 +23,7 @@ def batches(n: int = BATCHES) -> DataLoader:
 
 
 class Twist(torch.optim.Optimizer):
-    """An optimizer nobody knows: it turns weights about, moves zeros too, and keeps state under odd names."""
+    """An unknown optimizer: it moves zeros too, and keeps state under unusual names."""
 
     def __init__(self, params, lr=0.01):
         super().__init__(params, {"lr": lr})
@@ -93,13 +93,20 @@ class Net(L.LightningModule):
         return batches(2)
 
 
-def broken_blocks(scopes: dict[str, SparseScope], masks: dict[str, torch.Tensor]) -> list[str]:
-    """The names of grids with a weight in a pruned block that is not exactly +0.0."""
-    blocks = {}
+def named_blocks(scopes: dict[str, SparseScope]) -> dict[str, SparseBlock]:
+    """Return the blocks of scopes by the names of their masks: `scope`, or `scope/i` where a scope has several."""
+    found = {}
     for name, scope in scopes.items():
         members = scope.blocks()
         names = [name] if len(members) == 1 else [f"{name}/{i}" for i in range(len(members))]
-        blocks |= dict(zip(names, members, strict=True))
+        found |= dict(zip(names, members, strict=True))
+    return found
+
+
+def broken_blocks(scopes: dict[str, SparseScope], masks: dict[str, torch.Tensor]) -> list[str]:
+    """Return the names of grids with a weight in a pruned block that is not exactly +0.0."""
+    blocks = named_blocks(scopes)
+    assert set(masks) == set(blocks), "every grid of blocks has a mask"
     broken = []
     for name, mask in masks.items():
         for spec, pruned in blocks[name].get_masks(mask).items():
@@ -110,12 +117,13 @@ def broken_blocks(scopes: dict[str, SparseScope], masks: dict[str, torch.Tensor]
 
 
 class Spy(L.Callback):
-    """Reads the weights wherever someone could: each reading must find every pruned block at zero."""
+    """Reads the weights wherever user code can: each reading must find every pruned block at zero."""
 
     def __init__(self, sparsifier: Sparsifier):
         self.sparsifier = sparsifier
         self.readings: dict[str, int] = {}
-        self.pruned = 0
+        self.pruned = self.grown = 0
+        self._last: dict[str, torch.Tensor] = {}
         self._handle = None
 
     def look(self, where: str) -> None:
@@ -124,10 +132,13 @@ class Spy(L.Callback):
             found = broken_blocks(self.sparsifier.scopes, self.sparsifier.masks)
             assert not found, f"{where}: {found} are not zero where they are pruned"
             self.readings[where] = self.readings.get(where, 0) + 1
-            self.pruned = sum(int(mask.sum()) for mask in self.sparsifier.masks.values())
+            masks = self.sparsifier.masks
+            self.pruned = sum(int(mask.sum()) for mask in masks.values())
+            self.grown += sum(int((last & ~masks[name]).sum()) for name, last in self._last.items())
+            self._last = {name: mask.clone() for name, mask in masks.items()}
 
     def on_train_start(self, trainer, pl_module):
-        """Look into every forward pass."""
+        """Read the weights in every forward pass."""
         self.look("train start")
         self._handle = pl_module.register_forward_pre_hook(lambda *_: self.look("forward"))
 
@@ -136,9 +147,9 @@ class Spy(L.Callback):
         self.look("batch end")
 
     def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
-        """What validation reads."""
+        """Before validation reads the weights."""
         self.look("validation")
 
     def on_train_end(self, trainer, pl_module):
-        """What is left."""
+        """Remove the hook."""
         self._handle.remove()

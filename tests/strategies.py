@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 
 import torch
 from hypothesis import strategies as st
 
-from sparse_lightning import Layout, LayoutError, View
+from sparse_lightning import CopyWarning, Layout, LayoutError, View
 
 
 def offsets(layout: Layout) -> list[int]:
@@ -99,6 +100,17 @@ def block_shapes(draw, shape, divide=True):
     """A block shape for a shape, each entry a divisor unless edges are wanted."""
     sizes = [[x for x in range(1, n + 1) if n % x == 0 or not divide] for n in shape]
     return tuple(draw(st.sampled_from(choices)) for choices in sizes)
+
+
+def data_of(has_data) -> torch.Tensor:
+    """The data of a view or a spec, which warns if and only if a negative stride makes it a copy."""
+    view = has_data if isinstance(has_data, View) else has_data.view
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data = has_data.data
+    is_copy = any(s < 0 and n > 1 for s, n in zip(view.stride, view.shape, strict=True)) and view.numel() > 0
+    assert [warning.category for warning in caught] == [CopyWarning] * is_copy
+    return data
 
 
 def storage_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import block_shapes, storage_of, views
+from strategies import block_shapes, data_of, storage_of, views
 from torch import nn
 
-from sparse_lightning import BlockCoupling, BlockSpec, CouplingError, LayoutError, View
+from sparse_lightning import BlockCoupling, BlockSpec, CouplingError, LayoutError, SparsityError, View
 
 
 @st.composite
@@ -82,9 +82,10 @@ def test_norms_are_those_of_each_block(spec, p):
 def test_min_max_and_any_other_reduction(spec):
     assert torch.equal(spec.min().double(), grid_from(spec, spec.param, torch.min))
     assert torch.equal(spec.max().double(), grid_from(spec, spec.param, torch.max))
-    torch.testing.assert_close(spec.reduce(None, torch.mean), grid_from(spec, spec.param, torch.mean).float())
-    median = spec.reduce(None, lambda blocks, dim: blocks.median(dim).values)
-    assert torch.equal(median.double(), grid_from(spec, spec.param, torch.median))
+    for reduce in (spec.reduce, spec.reduce_chunks):
+        mean, median = reduce(None, lambda b: b.mean(-1)), reduce(None, lambda b: b.median(-1).values)
+        torch.testing.assert_close(mean, grid_from(spec, spec.param, torch.mean).float())
+        assert torch.equal(median.double(), grid_from(spec, spec.param, torch.median))
 
 
 @given(specs())
@@ -92,7 +93,7 @@ def test_values_may_have_the_shape_of_the_parameter_or_of_the_view(spec):
     gradient = -2 * spec.param.detach()
     torch.testing.assert_close(spec.norms(gradient), 2 * spec.norms())
     if tuple(spec.param.shape) != spec.view.shape:
-        torch.testing.assert_close(spec.norms(spec.data.clone()), spec.norms())
+        torch.testing.assert_close(spec.norms(data_of(spec).clone()), spec.norms())
 
 
 @given(specs(), st.data())
@@ -102,7 +103,7 @@ def test_a_pruned_block_is_plus_zero_even_where_it_held_inf_or_nan(spec, data):
     spec.param.detach().copy_(fresh)
     mask = coins(data.draw, spec.grid_shape)
     spec.apply_mask(mask)
-    pruned = spec.data[spec.get_masks(mask)[spec]]
+    pruned = data_of(spec)[spec.get_masks(mask)[spec]]
     assert (pruned == 0).all()
     assert not pruned.signbit().any()
 
@@ -129,7 +130,8 @@ def test_block_view_and_grid_broadcasts_fit_one_another(spec):
             spec.block_view()
         return
     grid = torch.arange(float(spec.numblk())).view(spec.grid_shape)
-    wide = spec.expand_block_tensor(grid)
+    wide = spec.expand_to_block_view(grid)
+    assert torch.equal(spec.expand_block_tensor(grid.flatten()), grid)
     assert wide.shape == spec.block_view().shape
     assert wide.untyped_storage().data_ptr() == grid.untyped_storage().data_ptr()
     assert torch.equal(View.block_view_of(spec.broadcast_block_to_element(grid), spec.shape), wide)
@@ -156,25 +158,30 @@ def test_counts():
     assert (spec.grid_shape, spec.grid_ndim, spec.numblk(), spec.numel()) == ((3, 3), 2, 9, 35)
     assert spec.numel_per_block() == 6
     assert spec.block_sizes().tolist() == [[6, 6, 2], [6, 6, 2], [3, 3, 1]]
-    assert spec.nnz() == 9
+    assert (spec.nnz(), spec.nnz_blocks()) == (35, 9)
     spec.param[0:2, 0:3] = 1e-9
     spec.param[4, 6] = math.nan
-    assert spec.nnz() == 8, "a block of magnitudes below eps is zero, a NaN is not"
+    assert spec.nnz_blocks() == 8, "a block of magnitudes below eps is zero, a NaN is not"
+    assert spec.nnz() == 29, "weights of magnitudes below eps are zero, a NaN is not"
     assert BlockSpec(torch.ones(3), (8,), edge="partial").numel_per_block() == 3
 
 
 @pytest.mark.parametrize(
     ("shape", "edge", "text"),
     [
-        ((3, 2), "error", r"block \(3, 2\) on fc of shape \(4, 6\).*dimension 0 has 4 elements.*edge=\"partial\""),
+        (
+            (3, 2),
+            "error",
+            r"block \(3, 2\) does not fit fc of shape \(4, 6\).*dimension 0 has 4 elements.*edge=\"partial\"",
+        ),
         ((2, 2, 2), "error", "more dimensions"),
         ((0, 2), "error", "neither positive nor −1"),
         ((2, -2), "partial", "neither positive nor −1"),
         ((2.5, 2), "error", "not a sequence of integers"),
-        ((2, 2), "ragged", "edge is"),
+        ((2, 2), "ragged", "edge must be"),
     ],
 )
-def test_block_shapes_that_do_not_fit_are_refused(shape, edge, text):
+def test_block_shapes_that_do_not_fit_raise_an_error(shape, edge, text):
     with pytest.raises(LayoutError, match=text):
         BlockSpec(torch.ones(4, 6), shape, name="fc", edge=edge)
 
@@ -182,14 +189,15 @@ def test_block_shapes_that_do_not_fit_are_refused(shape, edge, text):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda s: s.apply_mask(torch.ones(2, 3) > 0), r"\(2, 3\) for the grid \(2, 2\) of BlockSpec\('fc'"),
-        (lambda s: s.apply_mask(torch.ones(2, 2)), "a mask is boolean"),
-        (lambda s: s.norms(torch.ones(3, 3)), r"neither the shape of the parameter, \(4, 6\)"),
+        (lambda s: s.apply_mask(torch.ones(2, 3) > 0), r"\(2, 3\) do not fit the grid \(2, 2\) of BlockSpec\('fc'"),
+        (lambda s: s.apply_mask(torch.ones(2, 2)), "a mask must be boolean, .* not torch.float32"),
+        (lambda s: s.norms(torch.ones(3, 3)), r"of the shape of the parameter, \(4, 6\), or of the view"),
         (lambda s: s.norms({}), "no values for BlockSpec"),
+        (lambda s: s.norms(p=0), "p=0 is out of range: a norm takes a positive p"),
     ],
 )
-def test_grids_and_values_that_do_not_fit_are_refused(call, text):
-    with pytest.raises((LayoutError, CouplingError), match=text):
+def test_grids_and_values_that_do_not_fit_raise_an_error(call, text):
+    with pytest.raises((LayoutError, CouplingError, SparsityError), match=text):
         call(BlockSpec(torch.ones(4, 6), (2, 3), name="fc"))
 
 
@@ -197,7 +205,7 @@ def test_grids_and_values_that_do_not_fit_are_refused(call, text):
 def test_empty_parameters_have_empty_grids(shape):
     spec = BlockSpec(torch.ones(shape), (1,) * len(shape))
     assert spec.numblk() == 0
-    assert spec.norms().shape == spec.reduce(None, torch.sum).shape == spec.grid_shape
+    assert spec.norms().shape == spec.reduce(None, lambda b: b.sum(-1)).shape == spec.grid_shape
     spec.apply_mask(torch.ones(spec.grid_shape, dtype=torch.bool))
     assert BlockSpec(torch.ones(shape), (-1,) * len(shape)).numblk() == 0
 
@@ -239,7 +247,7 @@ def test_a_coupling_reduces_over_all_its_specs(coupling):
     for spec, order in zip(coupling.specs, coupling.orders, strict=True):
         for at, where in elements(spec).items():
             joined[tuple(at[d] for d in order)] += storage_of(spec.param)[where].tolist()
-    norms, sums, sizes = coupling.norms(), coupling.reduce(None, torch.sum), coupling.block_sizes()
+    norms, sums, sizes = coupling.norms(), coupling.reduce(None, lambda b: b.sum(-1)), coupling.block_sizes()
     least, most = coupling.min(), coupling.max()
     for at, listed in joined.items():
         values = torch.tensor(listed, dtype=torch.float64)
@@ -264,15 +272,15 @@ def test_a_couplings_block_view_lays_blocks_end_to_end():
     ("make", "text"),
     [
         (lambda a, b: BlockCoupling([a, b], name="mlp"), r"coupling 'mlp' do not agree: \(4, 1\) and \(1, 4\)"),
-        (lambda a, b: BlockCoupling([a, b], orders=[(0, 1)]), "2 members and 1 orders"),
+        (lambda a, b: BlockCoupling([a, b], orders=[(0, 1)]), "2 members, but 1 orders"),
         (lambda a, b: BlockCoupling([a, b], orders=[(0, 1), (1, 1)]), r"order \(1, 1\).*does not permute"),
         (lambda a, b: BlockCoupling([a, a]), "twice"),
         (lambda a, b: BlockCoupling([]), "no specs"),
         (lambda a, b: BlockCoupling([a, b], [None, (1, 0)]).norms({a: torch.ones(4, 4)}), "no values for BlockSpec"),
-        (lambda a, b: BlockCoupling([a, b], [None, (1, 0)]).norms(torch.ones(4, 4)), "give a mapping"),
+        (lambda a, b: BlockCoupling([a, b], [None, (1, 0)]).norms(torch.ones(4, 4)), "pass a mapping"),
     ],
 )
-def test_couplings_that_do_not_fit_are_refused(make, text):
+def test_couplings_that_do_not_fit_raise_an_error(make, text):
     with pytest.raises(CouplingError, match=text):
         make(BlockSpec(torch.ones(4, 4), (1, -1)), BlockSpec(torch.ones(4, 4), (-1, 1)))
 

@@ -1,10 +1,11 @@
-"""The command line as a newcomer meets it: help, a run, Ctrl-C, a kill, going on, a sweep."""
+"""The command line as a newcomer meets it: help, a run, Ctrl-C, a kill, resuming, a sweep."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,11 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparse_lightning.cli import answer
-from sparse_lightning.configuration import catalog
-from sparse_lightning.configuration.compose import compose
-from sparse_lightning.configuration.folders import fresh, last_checkpoint, last_run
-from sparse_lightning.run import run
+from sparse_lightning.app import catalog, launch
+from sparse_lightning.app.cli import answer
+from sparse_lightning.app.compose import compose
+from sparse_lightning.app.folders import fresh, last_checkpoint, last_run
+from sparse_lightning.app.job import Job
+from sparse_lightning.app.run import run
 
 OWN = str(Path(__file__).parent / "own_conf")
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("HYDRA_FULL_ERROR", "PYTHONPATH")}
@@ -27,27 +29,27 @@ LONG = ["trainer.max_epochs=2000", "compare_dense=false"]
 
 @pytest.fixture
 def command(console_script):
-    """The small recipe, in the fresh environment of a user."""
+    """The small recipe, by the console script in a fresh environment."""
     return [console_script, "--config-dir", OWN, "recipe=small"]
 
 
 @pytest.fixture
-def call(command, tmp_path):
-    """Run the command to its end in an empty folder; gives the exit code and what it said."""
+def call(tmp_path, monkeypatch, capsys):
+    """Run the command line in this process, in an empty folder; return the exit code and the output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
     def run_to_its_end(*overrides):
-        ran = subprocess.run(
-            [*command, *overrides],
-            cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False, env=ENVIRONMENT,
-        )  # fmt: skip
-        return ran.returncode, ran.stdout + ran.stderr
+        code = answer(["--config-dir", OWN, "recipe=small", *overrides])
+        read = capsys.readouterr()
+        return code, read.out + read.err
 
     return run_to_its_end
 
 
 @pytest.fixture
 def started(command, tmp_path):
-    """Start the command in an empty folder; gives the process when it has written its first checkpoint."""
+    """Start the command in an empty folder; return the process when it has written its first checkpoint."""
 
     def start(*overrides):
         process = subprocess.Popen(
@@ -75,7 +77,7 @@ def test_help_fits_on_two_screens_and_tells_what_to_do_next(capsys):
     for group in catalog.groups():
         assert group in text
         assert all(option in text for option in catalog.options(group))
-    assert "Begin with `sparse-lightning`" in text
+    assert "To start: run `sparse-lightning`" in text
 
 
 def test_help_for_a_group_says_what_each_option_is_for(capsys):
@@ -88,7 +90,7 @@ def test_help_for_a_group_says_what_each_option_is_for(capsys):
 
 def test_help_imports_neither_torch_nor_hydra():
     program = (
-        "import sys; from sparse_lightning.cli import answer; answer(['--help']); "
+        "import sys; from sparse_lightning.app.cli import answer; answer(['--help']); "
         "sys.exit(bool({'torch', 'lightning', 'hydra'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
@@ -124,9 +126,10 @@ def test_the_dense_twin_is_the_same_run_without_pruning(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_from_any_folder_leaves_its_files_and_can_be_trained_on(call, tmp_path):
-    code, said = call()
-    assert code == 0, said
+def test_a_run_from_any_folder_writes_its_files_and_can_be_resumed(command, call, tmp_path):
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0, said
     [folder] = tmp_path.glob("outputs/small/*")
     assert "val_accuracy" in said
     assert {"config.yaml", "checkpoints", "metrics.csv", "table.txt", "sparsity.png"} <= set(os.listdir(folder))
@@ -135,13 +138,13 @@ def test_a_run_from_any_folder_leaves_its_files_and_can_be_trained_on(call, tmp_
     assert "has ended: raise trainer.max_epochs" in said
     code, said = call("ckpt_path=last", "trainer.max_epochs=2")
     assert code == 0, said
-    assert list(tmp_path.glob("outputs/small/*")) == [folder], "it is gone on with in its folder"
+    assert list(tmp_path.glob("outputs/small/*")) == [folder], "it resumes in its folder"
     assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_run_that_was_stopped_is_taken_up(number, code, started, call, tmp_path):
+def test_a_run_that_was_stopped_resumes(number, code, started, call, tmp_path):
     process = started(*LONG)
     time.sleep(0.5)
     process.send_signal(number)
@@ -162,12 +165,12 @@ def test_a_run_that_was_stopped_is_taken_up(number, code, started, call, tmp_pat
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_the_dense_twin_is_taken_up_too(started, call, tmp_path):
+def test_a_run_that_was_stopped_in_the_dense_twin_resumes(started, call, tmp_path):
     process = started("trainer.max_epochs=2000")
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130, said
-    assert "ckpt_path=last" in said
+    assert "Stopped. To resume: sparse-lightning recipe=small trainer.max_epochs=2000 ckpt_path=last" in said
     [folder] = tmp_path.glob("outputs/small/*")
     made = torch.load(last_checkpoint(folder / "dense" / "checkpoints"), weights_only=True)["global_step"]
     code, said = call("ckpt_path=last", f"trainer.max_epochs={made // 6 + 2}")
@@ -175,18 +178,34 @@ def test_ctrl_c_in_the_dense_twin_is_taken_up_too(started, call, tmp_path):
     assert "dense" in said
 
 
-@pytest.mark.slow
 def test_a_sweep_ends_in_one_table(call, tmp_path):
     code, said = call("-m", "schedule.final=0.5,0.75", "criterion=magnitude,random", "compare_dense=false")
     assert code == 0, said
+    assert said.count("All files are in") == 4
     [folder] = tmp_path.glob("multirun/small/*")
     assert {"0", "1", "2", "3", "sweep.csv", "sweep.txt", "sweep.png"} <= set(os.listdir(folder))
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_bad_value_in_a_sweep_is_refused_before_the_first_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    assert answer(["--config-dir", OWN, "recipe=small", "-m", "schedule.final=0.5,1.5"]) == 2
-    assert "final=1.5" in capsys.readouterr().err
+@pytest.mark.parametrize("swept", ["schedule.final=0.5,1.5", "logger=csv,none logger.folder=1,x", "optimizer.lr=1,-1"])
+def test_a_bad_value_in_a_sweep_is_refused_before_the_first_run(swept, call, tmp_path):
+    code, said = call("-m", *swept.split())
+    assert code == 2
+    assert said.count("sparse-lightning: ") == 1
+    assert swept.split("=")[0].split(".")[0] in said
     assert os.listdir(tmp_path) == []
+
+
+def test_the_composed_configuration_is_printed(call, tmp_path):
+    code, said = call("--cfg", "job", "schedule.final=0.6")
+    assert code == 0
+    assert "final: 0.6" in said
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_job_without_a_prepared_run_checks_and_prepares_it(call, monkeypatch):
+    """So it is in a process to which a launcher has sent it: pickled, a Job has no prepared runs."""
+    monkeypatch.setattr(launch, "Job", lambda *args: pickle.loads(pickle.dumps(Job(*args))))
+    code, said = call("compare_dense=false")
+    assert code == 0
+    assert "All files are in" in said

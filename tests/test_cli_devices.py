@@ -1,4 +1,4 @@
-"""The command line in two processes: a sweep with DDP, FSDP2 by torchrun, going on and Ctrl-C, tensor parallelism."""
+"""The command line in two processes: a sweep with DDP, FSDP2 by torchrun, resuming and Ctrl-C, tensor parallelism."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sparse_lightning.configuration.compose import compose
-from sparse_lightning.configuration.folders import last_checkpoint, last_run
-from sparse_lightning.configuration.launch import checked
-from sparse_lightning.configuration.parts import Parts
-from sparse_lightning.configuration.processes import FOLDER, Crew, together
-from sparse_lightning.configuration.shards import check_model
+from sparse_lightning.app.checked import check_runs
+from sparse_lightning.app.compose import compose
+from sparse_lightning.app.folders import last_checkpoint, last_run
+from sparse_lightning.app.prepare import prepare_runs
+from sparse_lightning.app.processes import FOLDER, Processes, together
+from sparse_lightning.app.run import PreparedRun, run
+from sparse_lightning.app.shards import check_model
 from sparse_lightning.data import StdlibText
 from sparse_lightning.errors import ConfigError
 from sparse_lightning.models import GPT
-from sparse_lightning.run import prepare, run
 
 OWN = str(Path(__file__).parent / "own_conf")
 MODULE = ["-m", "sparse_lightning", "--config-dir", OWN]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2", "trainer.precision=32-true"]
 LEFT = {"config.yaml", "checkpoints", "metrics.csv", "masks.safetensors", "results.json", "table.txt", ".hydra"}
-"""What every run leaves."""
+"""What every run writes."""
 
 
 def environment():
-    """As a user has it: pytest and what other tests have set are left out."""
+    """The environment of a user, without variables of pytest and of other tests."""
     left_out = {"HYDRA_FULL_ERROR", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "WORLD_SIZE"}
     return {key: value for key, value in os.environ.items() if key not in left_out}
 
@@ -71,16 +71,16 @@ def results(folder):
 
 @pytest.mark.slow
 def test_the_same_run_with_ddp_and_fsdp2_by_lightning_and_by_torchrun(python, tmp_path):
-    """One test, since each start of two processes is dear, and the later ones need what the earlier ones leave."""
+    """One test: starting two processes is slow, and later runs need the files of earlier ones."""
     with ThreadPoolExecutor(2) as threads:  # most of the time goes into imports, one process after the other
         ddp = threads.submit(sweep_with_ddp, python, tmp_path / "ddp")
         sharded = threads.submit(fsdp2_by_torchrun, python, tmp_path / "fsdp2")
     check_same(ddp.result(), sharded.result())
-    go_on_until_ctrl_c(python, sharded.result())
+    resume_until_ctrl_c(python, sharded.result())
 
 
 def sweep_with_ddp(python, folder):
-    """Two runs, one after the other in the same two processes, each with a dense twin; gives the second."""
+    """Two runs, one after the other in the same two processes, each with a dense twin; return the second."""
     folder.mkdir()
     sweep = ["-m", "schedule.final=0.5,0.9", "export=weights"]
     said = call([python, *MODULE, "recipe=small", "trainer=ddp", *TWO, *sweep], folder)
@@ -119,9 +119,14 @@ def check_same(ddp, sharded):
     assert float((found["second.weight"] == 0).float().mean()) == pytest.approx(0.89, abs=0.01)
 
 
-def go_on_until_ctrl_c(python, run):
+def resume_until_ctrl_c(python, run):
     """All processes stop after the same step, with one message and one checkpoint."""
-    long = ["ckpt_path=last", "trainer.max_epochs=5000", "compare_dense=false"]
+    resumed = ["recipe=small", "trainer=fsdp2", *TWO, "ckpt_path=last", "trainer.max_epochs=7"]
+    code, said = finish(start([python, *MODULE, *resumed], run.parents[2]))
+    assert code == 2, said
+    assert said.count("its .metadata is a pickle") == 1, said
+    assert "add trust_checkpoint=true to the command line" in said
+    long = ["ckpt_path=last", "trust_checkpoint=true", "trainer.max_epochs=5000", "compare_dense=false"]
     process = start([python, *MODULE, "recipe=small", "trainer=fsdp2", *TWO, *long], run.parents[2])
     try:
         until = time.monotonic() + 120
@@ -134,8 +139,9 @@ def go_on_until_ctrl_c(python, run):
     code, said = finish(process, 60)
     assert code == 130, said
     assert "Traceback" not in said, said
-    assert said.count("Stopped. To go on: sparse-lightning recipe=small trainer=fsdp2") == 1, said
-    assert list(run.parent.iterdir()) == [run], "it is gone on with in its folder"
+    assert said.count("Stopped. To resume: sparse-lightning recipe=small trainer=fsdp2") == 1, said
+    assert said.count("ckpt_path=last trust_checkpoint=true") == 1, said
+    assert list(run.parent.iterdir()) == [run], "it resumes in its folder"
     stopped = torch.load(run / "checkpoints" / "interrupted.ckpt" / "meta.pt", weights_only=True)
     assert stopped["global_step"] > 6
     with (run / "metrics.csv").open(newline="") as file:
@@ -166,7 +172,7 @@ def test_tensor_parallel_gpt_exports_the_model_that_was_measured(python, tmp_pat
     plain.load_state_dict(load_file(run / "model.safetensors"))
     batches = [batch for batch, _ in zip(StdlibText(8, 32, 20000).val_dataloader(), range(2), strict=False)]
     with torch.no_grad():
-        losses = [float(plain._loss(batch)) for batch in batches]
+        losses = [float(plain.loss(batch)) for batch in batches]
     assert sum(losses) / 2 == pytest.approx(results(run)["sparse"]["val_loss"], rel=1e-4)
 
 
@@ -174,62 +180,62 @@ BAD = {
     # what is typed beside two devices on the CPU: what the message says
     "recipe=small trainer=fsdp2_tp": "DigitsMLP has no plan for tensor parallelism over 2 devices",
     "recipe=digits_blocks trainer=fsdp2_tp trainer.devices=3": "tensor_parallel_size=2 does not divide 3 processes",
-    "recipe=digits_blocks trainer=fsdp2_tp trainer.gradient_clip_val=1.0": "trainer.gradient_clip_val: torch has no",
+    "recipe=digits_blocks trainer=fsdp2_tp trainer.gradient_clip_val=1.0": "gradient_clip_val: 1.0 clips by norm",
     "recipe=digits_blocks trainer=fsdp2 trainer.strategy.tensor_parallel_size=0": "it must be at least 1",
-    "recipe=small trainer=ddp ckpt_path=FOLDER": "is in shards: go on with trainer=fsdp2",
+    "recipe=small trainer=ddp ckpt_path=FOLDER": "is sharded, so only trainer=fsdp2 can resume from it",
 }
 
 
 @pytest.mark.parametrize(("typed", "message"), BAD.items(), ids=list(BAD))
-def test_what_cannot_be_spread_is_refused_before_training(typed, message, tmp_path):
+def test_what_cannot_be_sharded_is_refused_before_training(typed, message, tmp_path):
     (tmp_path / "meta.pt").touch()
     chosen = typed.replace("FOLDER", str(tmp_path)).split()
     with pytest.raises(ConfigError, match=re.escape(message)):
-        prepare(compose([*TWO, *chosen], OWN).plain(tmp_path))
+        PreparedRun(compose([*TWO, *chosen], OWN).plain(tmp_path)).build()
 
 
 def test_a_model_that_does_not_shard_itself_is_refused(tmp_path):
-    trainer = Parts(compose(["recipe=small", "trainer=fsdp2", *TWO], OWN).plain(tmp_path)).check_small()
-    with pytest.raises(ConfigError, match="LightningModule does not shard itself: give it a configure_model"):
-        check_model(trainer, L.LightningModule())
+    run = PreparedRun(compose(["recipe=small", "trainer=fsdp2", *TWO], OWN).plain(tmp_path))
+    with pytest.raises(ConfigError, match="LightningModule has no configure_model to shard itself: add one"):
+        check_model(run.trainer, L.LightningModule())
 
 
 def test_a_sweep_has_the_same_processes_in_all_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"a sweep over \[1, 2\] processes"):
-        checked(["recipe=small", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1,2"], OWN, multirun=True)
+    with pytest.raises(ConfigError, match=r"the runs of this sweep need \[1, 2\] processes"):
+        prepare_runs(check_runs(["recipe=small", "trainer=ddp", *TWO[::2], "trainer.devices=1,2"], OWN, multirun=True))
     assert os.listdir(tmp_path) == []
 
 
 def test_torchrun_with_a_trainer_for_one_process_is_refused(monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"torchrun has started 2 processes, but num_nodes=1 and devices=1 ask for 1"):
-        Crew.of(Parts(compose(["recipe=small"], OWN).plain(".")).check_small())
+    with pytest.raises(ConfigError, match=r"torchrun has started 2 processes, but num_nodes=1 and devices=1 are 1"):
+        Processes.of(PreparedRun(compose(["recipe=small"], OWN).plain(".")).trainer)
 
 
 def nowhere():
-    raise ConfigError("there is nothing to go on with")
+    raise ConfigError("there is nothing to resume")
 
 
-@pytest.mark.parametrize("decide", [lambda: Path("there"), nowhere])
-def test_other_processes_hear_of_the_folder_or_why_there_is_none(decide):
-    """Threads stand for processes: all that they share is the address of the first."""
+@pytest.mark.parametrize("choose", [lambda: Path("there"), nowhere])
+def test_all_ranks_get_the_folder_of_rank_zero_or_its_error(choose):
+    """Threads act as processes: all that they share is the address of rank 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = free.getsockname()
     with ThreadPoolExecutor(3) as threads:
-        asked = [threads.submit(Crew(3, rank, address).agree, decide if rank == 0 else None) for rank in (2, 1, 0)]
-        if decide is nowhere:
-            assert [str(answer.exception()) for answer in asked] == ["there is nothing to go on with"] * 3
+        asked = [threads.submit(Processes(3, rank, address).agree, choose if rank == 0 else None) for rank in (2, 1, 0)]
+        if choose is nowhere:
+            assert [str(answer.exception()) for answer in asked] == ["there is nothing to resume"] * 3
         else:
             assert [answer.result() for answer in asked] == [Path("there")] * 3
 
 
-def test_a_process_that_lightning_has_started_is_told_the_folder():
+def test_a_process_that_lightning_has_started_gets_the_folder():
     with together(Path("there")):
-        assert Crew(2, 1, ("127.0.0.1", 1)).agree(nowhere) == Path("there")
-        assert Crew(2, 0, None).agree(lambda: Path("own")) == Path("own"), "the first one decides"
+        assert Processes(2, 1, ("127.0.0.1", 1)).agree(nowhere) == Path("there")
+        assert Processes(2, 0, None).agree(lambda: Path("own")) == Path("own"), "rank 0 chooses"
     assert FOLDER not in os.environ
 
 

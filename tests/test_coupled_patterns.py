@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sparse_lightning.errors import PatternError
-from sparse_lightning.names import Names
 from sparse_lightning.patterns import Filters, Heads, Neurons, resolve
+from sparse_lightning.patterns.names import Names
 
 few = settings(max_examples=30)
 SIZES = st.integers(1, 5)
@@ -29,7 +29,7 @@ def only(pattern, model):
 
 
 def prune(attachment):
-    """Mask units at random through the scope; gives the indices of those that are kept."""
+    """Mask units at random through the scope; return the indices of those that are kept."""
     [block] = attachment.scope.blocks()
     mask = torch.rand(block.grid_shape) < 0.5
     block.apply_mask(mask)
@@ -276,37 +276,42 @@ class Named(nn.Module):
         ["in_proj", "out_proj"],
     ],
 )
-@pytest.mark.parametrize("attribute", [{"head_dim": 2}, {"num_heads": 4}, {"n_head": 4}, {"num_attention_heads": 4}])
-def test_projections_are_found_by_their_common_names(children, attribute):
+def test_projections_are_found_by_their_common_names(children):
     sizes = [24, 8] if len(children) == 2 else [8] * 4
-    model = nn.ModuleDict({"attn": Named(dict(zip(children, sizes, strict=True)), **attribute)})
+    model = nn.ModuleDict({"attn": Named(dict(zip(children, sizes, strict=True)), head_dim=2)})
     attachment = only(Heads("attn"), model)
     assert attachment.scope.numblk_per_scope() == 4
     assert attachment.scope.numel() == 4 * 8 * 8 + 3 * 8
 
 
-def test_heads_of_unknown_size_ask_for_it():
+@pytest.mark.parametrize("attribute", [{"num_heads": 4}, {"n_head": 4}, {"num_attention_heads": 4}], ids=str)
+def test_the_size_of_a_head_follows_from_their_number(attribute):
+    model = nn.ModuleDict({"attn": Named({"qkv": 24, "proj": 8}, **attribute)})
+    assert only(Heads("attn"), model).scope.numblk_per_scope() == 4
+
+
+def test_heads_of_unknown_size_raise():
     model = nn.ModuleDict({"attn": Named({"qkv": 24, "proj": 8})})
-    with pytest.raises(PatternError, match=r"attn\.qkv\.weight \(24, 8\).*Give head_dim"):
+    with pytest.raises(PatternError, match=r"attn\.qkv\.weight \(24, 8\).*Pass head_dim"):
         resolve([Heads("attn")], model)
     assert only(Heads("attn", head_dim=4), model).scope.numblk_per_scope() == 2
     with pytest.raises(PatternError, match="heads of size 3 do not divide"):
         resolve([Heads("attn", head_dim=3)], model)
 
 
-def test_a_config_of_the_attention_may_tell_the_size():
+def test_a_config_of_the_attention_may_have_the_size():
     model = nn.ModuleDict({"attn": Named({"qkv": 24, "proj": 8})})
     model["attn"].config = type("Config", (), {"num_attention_heads": 2, "head_dim": None})()
     assert only(Heads("attn"), model).scope.numblk_per_scope() == 2
 
 
-def test_unknown_projections_are_asked_for():
+def test_unknown_names_of_projections_raise():
     model = nn.ModuleDict({"attn": Named({"make": 24, "proj": 8}, head_dim=4)})
     with pytest.raises(PatternError, match=r"projections in 'attn'.*\['make', 'proj'\].*qkv and out"):
         resolve([Heads("attn")], model)
 
 
-def test_a_module_inside_of_an_attention_that_matches_too_is_no_other():
+def test_a_submodule_of_a_matching_attention_is_not_a_match():
     inner = {"attention.query": 8, "attention.key": 8, "attention.value": 8, "output.dense": 8}
     model = nn.ModuleDict({"0": nn.ModuleDict({"attention": Named(inner, num_heads=2)})})
     assert only(Heads("*.attention"), model).name == "0.attention (heads)"
@@ -314,7 +319,7 @@ def test_a_module_inside_of_an_attention_that_matches_too_is_no_other():
 
 @pytest.mark.parametrize("arguments", [{}, {"q": "a", "k": "b"}, {"qkv": "a"}, {"qkv": "a", "out": "b", "q": "c"}])
 def test_heads_need_all_projections(arguments):
-    with pytest.raises(PatternError, match="give q, k, v and out; or qkv and out"):
+    with pytest.raises(PatternError, match="names no set of projections: pass q, k, v and out; or qkv and out"):
         Heads(**arguments)
 
 
@@ -385,31 +390,31 @@ def test_filters_into_a_depthwise_convolution():
     close(model(x).index_select(1, outputs), F.conv2d(y, pick(depthwise.weight, 0, outputs), groups=len(kept)))
 
 
-def test_inputs_of_groups_that_no_strides_express_are_refused():
+def test_inputs_of_groups_that_no_strides_express_raise():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, groups=2))
     with pytest.raises(PatternError, match=r"1\.weight of shape \(4, 2, 3, 3\).*can't be merged"):
         resolve([Filters("0", into="1")], model)
 
 
-def test_a_norm_that_does_not_fit_is_refused():
+def test_a_norm_that_does_not_fit_raises():
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(4))
     with pytest.raises(PatternError, match=r"1\.weight of shape \(4,\) does not fit the 6 filters of 0\.weight"):
         resolve([Filters("0", norm="1")], model)
 
 
-def test_layers_are_paired_by_what_the_wildcards_stand_for():
+def test_layers_are_paired_by_the_text_that_wildcards_match():
     model = nn.ModuleDict({"a": nn.ModuleDict({"x": MLP(2, 3), "y": MLP(2, 5)})})
     first, second = resolve([Neurons("a.?.up", "a.?.down")], model)
     assert (first.scope.numblk(), second.scope.numblk()) == (3, 5)
-    with pytest.raises(PatternError, match=r"a\.x\.up is paired with the layer of down .*\('x',\), and there is none"):
+    with pytest.raises(PatternError, match=r"a\.x\.up has no partner in down: .* wildcard text \('x',\), only"):
         resolve([Neurons("a.*.up", "*.down")], model)
     with pytest.raises(PatternError, match=r"matches both a\.x\.up\.weight and a\.y\.up\.weight"):
         resolve([Neurons(r"re:a\..\.up", "*.down")], model)
 
 
-def test_units_that_do_not_agree_are_refused():
+def test_units_that_do_not_agree_raise():
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(6, 4))
-    with pytest.raises(PatternError, match=r"0\.weight \(8, 4\), 1\.weight \(4, 6\).* 8 are made and 6 are read"):
+    with pytest.raises(PatternError, match=r"0\.weight \(8, 4\), 1\.weight \(4, 6\).* 8 outputs, but 6 inputs"):
         resolve([Neurons("0", "1")], model)
 
 

@@ -122,13 +122,13 @@ def test_cifar10_is_read_from_its_binary_files(tmp_path, inside):
 
 
 def test_what_is_missing_is_named(tmp_path):
-    with pytest.raises(MissingError, match=r"data.folder=.*no_such.* is not there"):
+    with pytest.raises(MissingError, match=r"data.folder=.*no_such.* does not exist"):
         Cifar10(str(tmp_path / "no_such"))
     with pytest.raises(MissingError, match=r"binary version.*not from pickles"):
         Cifar10(str(tmp_path))
-    with pytest.raises(MissingError, match=r"data.path=.* is not there: give a text file"):
+    with pytest.raises(MissingError, match=r"data.path=.* does not exist: set it to a text file"):
         TextFile(str(tmp_path / "no_such.txt"))
-    with pytest.raises(MissingError, match=r"data.tokenizer=.* is not there"):
+    with pytest.raises(MissingError, match=r"data.tokenizer=.* does not exist"):
         TextFile(tokenizer=str(tmp_path / "no_such"))
 
 
@@ -142,7 +142,7 @@ def test_a_broken_file_of_cifar10_is_refused(tmp_path):
 def test_a_text_that_is_too_short_is_refused(tmp_path):
     file = tmp_path / "short.txt"
     file.write_text("short")
-    with pytest.raises(MissingError, match=r"a text of 5 tokens .* give more text"):
+    with pytest.raises(MissingError, match=r"a text of 5 tokens .* use more text"):
         TextFile(str(file), context=4).sets()
 
 

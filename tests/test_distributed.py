@@ -2,57 +2,79 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
-
+import many_processes
 import pytest
+from devices import CUDA_ON_TWO
+from forked import printed_by
+from large_model import attach_to_large_model
+from many_hugging_face import check_shards
 from many_layouts import LAYOUTS
-
-HERE = Path(__file__).parent
+from many_trainers import check_trainers
 
 pytestmark = pytest.mark.slow
 
 
-def run(program, *arguments, seconds=240):
-    """What a program prints; a program that fails, or does not end, fails the test with all that it printed."""
-    command = [sys.executable, str(HERE / program), *map(str, arguments)]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    # In a session of its own: its processes can be ended with it.
-    with subprocess.Popen(command, **streams, text=True, start_new_session=True) as process:
-        try:
-            printed, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            pytest.fail(f"{program} did not end in {seconds} s:\n{process.communicate()[0]}")
-    assert process.returncode == 0, printed
-    return printed
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that runs a program in a folder of its own and returns what it printed."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return lambda program, *rest, **options: printed_by(program, folder, *rest, file=tmp_path / "printed", **options)
 
 
-def test_masks_of_every_layout_are_those_of_one_process(tmp_path):
+def test_masks_of_every_layout_are_those_of_one_process(run):
     """Each criterion, method, budget and kind of block in each layout; see `many_layouts` and `many_jobs`."""
-    printed = run("many_processes.py", "layouts", tmp_path)
+    printed = run(many_processes.check_layouts)
     for layout in LAYOUTS:
-        assert f"{layout}: " in printed, printed
+        assert f"{layout}: 5 cases" in printed, printed
 
 
-def test_resumed_in_other_layouts(tmp_path):
-    run("many_processes.py", "resumed", tmp_path)
+@pytest.mark.exhaustive
+def test_masks_of_every_layout_with_all_pairs_of_criterion_and_method(run):
+    printed = run(many_processes.check_all_pairs_in_layouts, seconds=1200)
+    for layout in LAYOUTS:
+        assert f"{layout}: 25 cases" in printed, printed
 
 
-def test_little_travels_and_a_rank_that_disagrees_is_named(tmp_path):
-    run("many_processes.py", "agreement", tmp_path)
+def test_sparse_training_begins_with_the_same_random_mask_in_every_layout(run):
+    run(many_processes.check_first_masks)
 
 
-def test_a_killed_rank_ends_the_job_which_resumes(tmp_path):
-    assert "process 1 terminated with signal SIGKILL" in run("many_processes.py", "killed", tmp_path)
+def test_resumed_in_other_layouts(run):
+    run(many_processes.check_resuming)
 
 
-def test_trainers_with_ddp_fsdp2_and_tensor_parallelism(tmp_path):
-    run("many_trainers.py", tmp_path)
+def test_little_is_communicated_and_a_rank_that_disagrees_is_named(run):
+    run(many_processes.check_agreement)
 
 
-def test_attaching_to_a_model_of_70_billion_parameters():
-    print(run("large_model.py"))
+def test_a_killed_rank_ends_the_job_which_resumes(run):
+    assert "process 1 terminated with signal SIGKILL" in run(many_processes.check_a_kill)
+
+
+on_two_devices = pytest.mark.parametrize("device", ["cpu", CUDA_ON_TWO])
+"""By gloo on CPUs, and by NCCL on two GPUs."""
+
+
+@on_two_devices
+def test_masks_of_two_devices_are_those_of_one(run, device):
+    printed = run(many_processes.check_layouts_of_two, device)
+    for layout, (ranks, _) in LAYOUTS.items():
+        assert (f"{layout}: 5 cases" in printed) == (ranks == 2), printed
+
+
+@on_two_devices
+def test_trainers_with_ddp_fsdp2_and_tensor_parallelism(run, device):
+    run(check_trainers, device)
+
+
+def test_each_process_reads_its_shards_of_a_hugging_face_model(run):
+    pytest.importorskip("transformers")
+    printed = run(check_shards)
+    assert "(2, 1): read" in printed
+    assert "(1, 2): read" in printed
+
+
+def test_attaching_to_a_model_of_70_billion_parameters(tmp_path):
+    printed = printed_by(attach_to_large_model, file=tmp_path / "printed")
+    assert "70.6 B parameters, 55,050,880 blocks" in printed

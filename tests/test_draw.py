@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import pyplot
 from matplotlib.image import imread
+from matplotlib.text import Text
 from strategies import block_shapes, offsets, views
 
 from sparse_lightning import (
@@ -23,9 +25,8 @@ from sparse_lightning import (
     ScopeSpec,
     View,
 )
-from sparse_lightning import panel as panel_module
 from sparse_lightning.drawing import PALETTE, colours_of, draw
-from sparse_lightning.panel import NOWHERE, number_elements, panels_of
+from sparse_lightning.drawing.block_map import NO_BLOCK, BlockMap, block_maps_of, number_elements
 
 
 def expected_numbers(spec: BlockSpec) -> list[int]:
@@ -34,23 +35,25 @@ def expected_numbers(spec: BlockSpec) -> list[int]:
     for coord, offset in zip(itertools.product(*map(range, spec.view.shape)), offsets(spec.view.layout), strict=True):
         block = [x // b for x, b in zip(coord, spec.shape, strict=True)]
         number_at[offset] = Layout(spec.grid_shape)(block)
-    return [number_at.get(offset, NOWHERE) for offset in offsets(Layout.of(spec.param))]
+    return [number_at.get(offset, NO_BLOCK) for offset in offsets(Layout.of(spec.param))]
 
 
-def panel_within(limit: int, spec: BlockSpec) -> panel_module.Panel:
-    """The panel of a spec, with so many rows and columns at most."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(panel_module, "LIMIT", limit)
-        return panels_of(spec)[0]
+def block_map_of(spec: BlockSpec, max_side: int = 512) -> BlockMap:
+    [block_map] = block_maps_of(spec, max_side)
+    return block_map
 
 
 def hatched(figure) -> int:
-    """How many elements are hatched, in all panels."""
+    """How many elements are hatched, in all maps."""
     return sum(len(axes.collections[0].get_segments()) for axes in figure.axes if axes.collections)
 
 
-def pixels(figure, panel: int = 0) -> np.ndarray:
-    return np.asarray(figure.axes[panel].images[0].get_array())
+def pixels(figure, number: int = 0) -> np.ndarray:
+    return np.asarray(figure.axes[number].images[0].get_array())
+
+
+def caption_of(axes) -> str:
+    return axes.get_title(loc="left")
 
 
 def weight(*shape: int) -> torch.nn.Parameter:
@@ -66,21 +69,20 @@ def neurons(n: int = 6) -> BlockCoupling:
 def test_every_element_has_the_number_of_its_block(data):
     view = data.draw(views())
     spec = BlockSpec(view, data.draw(block_shapes(view.shape, divide=False)), edge="partial")
-    panel = panel_within(512, spec)
-    assert panel.numbers.ravel().tolist() == expected_numbers(spec)
+    assert block_map_of(spec).numbers.ravel().tolist() == expected_numbers(spec)
 
 
 @given(st.data())
 def test_a_cropped_picture_is_a_part_of_the_whole_one(data):
     view = data.draw(views())
     spec = BlockSpec(view, data.draw(block_shapes(view.shape, divide=False)), edge="partial")
-    limit = data.draw(st.integers(1, 5))
-    whole, part = panel_within(512, spec), panel_within(limit, spec)
-    assert max(part.numbers.shape) <= limit
+    max_side = data.draw(st.integers(1, 5))
+    whole, part = block_map_of(spec), block_map_of(spec, max_side)
+    assert max(part.numbers.shape) <= max_side
     (row, column), (rows, columns) = part.origin, part.numbers.shape
     assert (part.numbers == whole.numbers[row : row + rows, column : column + columns]).all()
     assert part.is_cropped == (part.numbers.size < whole.numbers.size)
-    assert (part.numbers != NOWHERE).any(), "a cropped picture shows at least one block"
+    assert (part.numbers != NO_BLOCK).any(), "a cropped picture shows at least one block"
 
 
 @given(st.data())
@@ -88,7 +90,7 @@ def test_scopes_are_numbered_as_they_gather_their_blocks(data):
     shape = data.draw(st.tuples(st.sampled_from([2, 4, 6]), st.sampled_from([2, 4, 8])))
     spec = BlockSpec(torch.zeros(shape), data.draw(block_shapes(shape)))
     scope = ScopeSpec(spec, data.draw(block_shapes(spec.grid_shape)))
-    scopes = panels_of(scope)[0].numbers // scope.numblk_per_scope()
+    scopes = block_maps_of(scope)[0].numbers // scope.numblk_per_scope()
     assert set(scopes.ravel()) == set(range(scope.numscp()))
     sizes = [b * s for b, s in zip(spec.shape, scope.shape, strict=True)]
     for i, j in itertools.product(*map(range, shape)):
@@ -130,7 +132,7 @@ def test_pruned_elements_stand_where_the_weights_become_zero():
 
 def test_columns_eight_apart_form_one_block():
     spec = BlockSpec(View(weight(2, 32), (2, 2, 8, 2), (32, 16, 1, 8)), (1, 1, 1, 2))
-    numbers = panels_of(spec)[0].numbers
+    numbers = block_maps_of(spec)[0].numbers
     first = [*range(8), *range(8)]
     assert numbers[0].tolist() == first + [8 + x for x in first]
     assert numbers[1].tolist() == [16 + x for x in numbers[0]]
@@ -138,13 +140,13 @@ def test_columns_eight_apart_form_one_block():
 
 def test_a_transposed_parameter_is_drawn_in_its_own_coordinates():
     spec = BlockSpec(torch.zeros(4, 6).t(), (3, 4))
-    assert (panels_of(spec)[0].numbers == np.repeat([[0], [1]], 3, 0)).all()
-    assert panels_of(spec)[0].numbers.shape == (6, 4)
+    assert (block_maps_of(spec)[0].numbers == np.repeat([[0], [1]], 3, 0)).all()
+    assert block_maps_of(spec)[0].numbers.shape == (6, 4)
 
 
 def test_a_view_with_negative_strides_counts_backwards():
     spec = BlockSpec(View(torch.zeros(6), (3,), (-2,), offset=5), (1,))
-    assert panels_of(spec)[0].numbers.tolist() == [[-1, 2, -1, 1, -1, 0]]
+    assert block_maps_of(spec)[0].numbers.tolist() == [[-1, 2, -1, 1, -1, 0]]
 
 
 def test_elements_outside_of_the_view_are_white():
@@ -153,20 +155,20 @@ def test_elements_outside_of_the_view_are_white():
     assert not (image[2:] == 1).all(-1).any()
 
 
-def test_coupled_blocks_have_one_colour_in_all_panels():
+def test_coupled_blocks_have_one_colour_in_all_maps():
     coupling = neurons()
     up, down = pixels(draw(coupling)), pixels(draw(coupling), 1)
     assert (up[:, 0] == down[0]).all()
     assert len(np.unique(up[:, 0], axis=0)) == coupling.numblk()
 
 
-def test_views_of_one_parameter_share_a_panel():
+def test_views_of_one_parameter_share_a_map():
     qkv, out = weight(12, 4), weight(4, 4)
     parts = [BlockSpec(View(qkv, (4, 4), (4, 1), offset=16 * i), (2, -1), name="qkv"[i]) for i in range(3)]
     heads = BlockCoupling([*parts, BlockSpec(out, (-1, 2), name="out")], orders=[None] * 3 + [(1, 0)])
     figure = draw(heads, torch.tensor([[True], [False]]))
     assert len(figure.axes) == 2
-    assert [panel.numbers[:, 0].tolist() for panel in panels_of(heads)] == [[0, 0, 1, 1] * 3, [0] * 4]
+    assert [block_map.numbers[:, 0].tolist() for block_map in block_maps_of(heads)] == [[0, 0, 1, 1] * 3, [0] * 4]
     assert hatched(figure) == heads.numel() // 2
 
 
@@ -176,7 +178,7 @@ def test_coupled_scopes_are_laid_on_one_another():
     masks = coupled.select({a: a.norms(), b: b.norms()}, 4)
     figure = draw(coupled, masks)
     assert hatched(figure) == 4 * 5
-    left, right = (panel.numbers // coupled.numblk_per_scope() for panel in panels_of(coupled))
+    left, right = (block_map.numbers // coupled.numblk_per_scope() for block_map in block_maps_of(coupled))
     assert (left == np.arange(4)[:, None]).all()
     assert (right == np.arange(4)).all()
 
@@ -194,7 +196,7 @@ def test_title_and_caption_say_what_is_drawn():
     pairs = BlockSpec(View(weight(8, 32), (8, 2, 8, 2), (32, 16, 1, 8)), (1, 1, 1, 2), name="fc.weight")
     figure = draw(ScopeSpec(pairs, (1, 1, 4, 1), name="pairs"), torch.zeros(8, 2, 8, 1, dtype=torch.bool))
     assert figure.get_suptitle().splitlines()[0] == "pairs: 32 scopes of 4 blocks; 0 of 128 blocks pruned"
-    caption = figure.axes[0].get_title(loc="left")
+    caption = caption_of(figure.axes[0])
     for words in ("parameter 8×32", "fc.weight", "view 8×2×8×2", "block 1×1×1×2", "grid 8×2×8×1", "scope 1×1×4×1"):
         assert words in caption
 
@@ -206,8 +208,11 @@ def test_text_does_not_overlap_and_stays_on_the_page(make):
     figure = draw(make())
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
-    texts = [figure._suptitle, *(axes._left_title for axes in figure.axes), *(axes.xaxis.label for axes in figure.axes)]
-    boxes = [text.get_window_extent(renderer) for text in texts]
+    captions = [text for axes in figure.axes for text in axes.findobj(Text) if text.get_text() == caption_of(axes)]
+    assert len(captions) == len(figure.axes)
+    labels = [axes.xaxis.label for axes in figure.axes]
+    boxes = [text.get_window_extent(renderer) for text in (*figure.texts, *captions, *labels)]
+    assert [text.get_text() for text in figure.texts] == [figure.get_suptitle()]
     page = figure.bbox
     for box in boxes:
         assert box.x0 >= 0
@@ -220,12 +225,12 @@ def test_text_does_not_overlap_and_stays_on_the_page(make):
 
 def test_drawing_leaves_weights_alone():
     param = weight(8, 8)
-    before, version = param.detach().clone(), param._version
+    before, loss = param.detach().clone(), param.square().sum()
     spec = BlockSpec(param, (2, 2))
     draw(ScopeSpec(spec, (1, -1)), spec.norms() < 1)
     assert torch.equal(param, before)
-    assert param._version == version
     assert param.grad is None
+    loss.backward()  # raises an error if anything was written to the weights, even the same values
 
 
 def test_a_parameter_without_storage_can_be_drawn():
@@ -233,8 +238,6 @@ def test_a_parameter_without_storage_can_be_drawn():
 
 
 def test_no_figure_is_left_in_pyplot():
-    from matplotlib import pyplot
-
     draw(BlockSpec(weight(4, 4), (2, 2)))
     assert pyplot.get_fignums() == []
 
@@ -257,18 +260,18 @@ def test_the_smallest_parameters(shape, tmp_path):
 def test_a_large_parameter_is_cropped_to_where_its_view_begins():
     qkv = torch.empty(3 * 1024, 1024)
     value = BlockSpec(View(qkv, (1024, 1024), (1024, 1), offset=2048 * 1024), (32, 32))
-    (panel,) = panels_of(value)
-    assert panel.origin == (2048, 0)
-    assert panel.numbers.shape == (256, 256)
-    assert np.unique(panel.numbers).size == 8 * 8
-    caption = draw(value).axes[0].get_title(loc="left").replace("\n  ", "")
+    (block_map,) = block_maps_of(value)
+    assert block_map.origin == (2048, 0)
+    assert block_map.numbers.shape == (256, 256)
+    assert np.unique(block_map.numbers).size == 8 * 8
+    caption = caption_of(draw(value).axes[0]).replace("\n  ", "")
     assert "only rows 2048–2303 and columns 0–255 are drawn" in caption
 
 
 def test_a_diagonal_of_a_large_parameter_is_found_though_it_can_not_be_cut():
     diagonal = BlockSpec(View(torch.empty(300, 300), (300,), (301,)), (1,))
-    (panel,) = panels_of(diagonal)
-    assert (panel.numbers == np.where(np.eye(256, dtype=bool), np.arange(256), NOWHERE)).all()
+    (block_map,) = block_maps_of(diagonal)
+    assert (block_map.numbers == np.where(np.eye(256, dtype=bool), np.arange(256), NO_BLOCK)).all()
 
 
 def test_numbers_are_spread_over_a_box():
@@ -277,12 +280,12 @@ def test_numbers_are_spread_over_a_box():
     assert found.tolist() == [[7, 8], [9, 10]]
 
 
-def test_a_view_that_overlaps_itself_is_refused():
-    with pytest.raises(LayoutError, match="reaches some element twice"):
+def test_a_view_that_overlaps_itself_raises():
+    with pytest.raises(LayoutError, match="contains some element twice"):
         draw(BlockSpec(View(torch.zeros(6), (3, 3), (1, 1)), (1, 1)))
 
 
-def test_masks_that_do_not_fit_are_refused():
+def test_masks_that_do_not_fit_raise():
     block = BlockSpec(weight(4, 4), (2, 2), name="fc")
     with pytest.raises(LayoutError, match=r"torch.float32.*'fc'.*boolean grid of shape \(2, 2\)"):
         draw(block, torch.zeros(2, 2))

@@ -1,4 +1,4 @@
-"""Exactness: at every update the pruned blocks are as many as schedule and budget ask for, to the block."""
+"""Exactness: every update prunes exactly as many blocks as schedule and budget require."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from pairwise import parametrize
 from small_nets import LAYERS, Net, batches
 from torch import nn
 
@@ -51,20 +52,20 @@ SCHEDULES = [
     Cyclic(low=0.2, high=0.8, period=5),
     Join([Linear(0.4, end=3), Linear(1.0, end=6, initial=0.4)], [4]),
 ]
-BUDGETS = [Uniform(), ERK(), Global(), LAMP(), Global(floor=0.25), Uniform(overrides={"up.*": 0.5})]
-METHODS = [Gradual(), methods.OneShot(), RigL(share=0.4), SET(share=0.3), Soft(updates=3), Proximal()]
+BUDGETS = [Uniform(), ERK(), Global(), LAMP(), Global(min_density=0.25), Uniform(overrides={"up.*": 0.5})]
+METHODS = [Gradual(), methods.PruneOnce(), RigL(drop_fraction=0.4), SET(drop_fraction=0.3), Soft(updates=3), Proximal()]
 PRUNED_STAYS = (Gradual, Soft, Proximal)
 
 
 def floor(x: float) -> int:
-    """As law 3 counts."""
+    """Round down as the package does."""
     return math.floor(x + 1e-9)
 
 
-def asked(budget, target: float, final: float) -> tuple[int, int] | int:
-    """The blocks to prune: in each layer where scores don't matter, otherwise in all."""
+def required(budget, target: float, final: float) -> tuple[int, int] | int:
+    """Return the blocks to prune: in each layer where scores don't matter, otherwise in all."""
     if isinstance(budget, Global):
-        kept = [max(1, math.ceil(budget.floor * n - 1e-9)) for n in (UP, DOWN)]
+        kept = [max(1, math.ceil(budget.min_density * n - 1e-9)) for n in (UP, DOWN)]
         return min(floor(target * (UP + DOWN)), UP + DOWN - sum(kept))
     if isinstance(budget, ERK):
         return erdos_renyi_kernel(target)
@@ -90,9 +91,12 @@ def erdos_renyi_kernel(target: float) -> tuple[int, int]:
     return floor((1 - density[0]) * UP), floor((1 - density[1]) * DOWN)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
-@pytest.mark.parametrize("budget", BUDGETS, ids=str)
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+def label(part) -> str:
+    """Return the name of a budget with its arguments, and of others without."""
+    return str(part) if isinstance(part, Uniform | Global | ERK) else type(part).__name__
+
+
+@parametrize(ids=label, schedule=SCHEDULES, budget=BUDGETS, method=METHODS)
 def test_counts(schedule, budget, method):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -113,15 +117,15 @@ def test_counts(schedule, budget, method):
         highest = max(highest, target)
         if shot is None and target > 0:
             shot = target
-        if isinstance(method, PRUNED_STAYS):
-            target = highest
-        elif isinstance(method, methods.OneShot):
+        if isinstance(method, methods.PruneOnce):
             target = shot or 0.0
+        elif isinstance(method, PRUNED_STAYS):
+            target = highest
         pruned = [int(sparsifier.masks[name].sum()) for name in LAYERS]
-        wanted = asked(budget, target, plan.final)
+        wanted = required(budget, target, plan.final)
         assert (sum(pruned) if isinstance(wanted, int) else tuple(pruned)) == wanted, f"step {step}, target {target}"
         if isinstance(budget, Global):
-            kept = [max(1, math.ceil(budget.floor * n - 1e-9)) for n in (UP, DOWN)]
+            kept = [max(1, math.ceil(budget.min_density * n - 1e-9)) for n in (UP, DOWN)]
             assert all(n - p >= k for n, p, k in zip((UP, DOWN), pruned, kept, strict=True)), "a floor was broken"
         zero = [int((w.detach().unfold(0, 4, 4).unfold(1, 4, 4) == 0).all(-1).all(-1).sum()) for w in weights(model)]
         # A block may be zero without being pruned where it has just grown, or where a proximal step has left it.
@@ -136,7 +140,7 @@ def weights(model):
 
 
 def train(sparsifier, model, optimizer, steps, seen):
-    """Some steps; `seen()` is called after each."""
+    """Make some steps, and call `seen()` after each."""
     x, y = next(iter(batches()))
     for _ in range(steps):
         nn.functional.mse_loss(model(x), y).backward()
@@ -168,11 +172,11 @@ def test_n_m_anneals_by_whole_numbers(n, m, final):
     assert kept == expected
 
 
-@pytest.mark.parametrize("method", [SET(share=0.3), RigL(share=0.5)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", [SET(drop_fraction=0.3), RigL(drop_fraction=0.5)], ids=lambda m: type(m).__name__)
 def test_drop_and_growth_counts(method):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    sparsifier = Sparsifier([Blocks(LAYERS, (4, 4))], Constant(0.5), method=method, update_every=1)
+    sparsifier = Sparsifier([Blocks(LAYERS, (4, 4))], Constant(0.5, end=1.0), method=method, update_every=1)
     sparsifier.attach(model, optimizer, total_steps=STEPS)
     masks = []
     train(sparsifier, model, optimizer, STEPS, lambda: masks.append(sparsifier.masks))
@@ -188,7 +192,7 @@ def test_drop_and_growth_counts(method):
 def test_rigl_drops_the_smallest_and_grows_by_the_dense_gradient():
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    sparsifier = Sparsifier([Blocks("up.weight", (4, 4))], Constant(0.5), method=RigL(share=0.5), update_every=1)
+    sparsifier = Sparsifier([Blocks("up.weight", (4, 4))], Constant(0.5), Magnitude(), RigL(0.5), update_every=1)
     sparsifier.attach(model, optimizer, total_steps=100)
     x, y = next(iter(batches()))
     train(sparsifier, model, optimizer, 1, lambda: None)
@@ -210,7 +214,7 @@ def blocks_of(t):
 
 
 def test_lamp_by_its_formula():
-    """Score² over the sum of all scores² that are not smaller, in each layer; then the lowest of all go."""
+    """Score² over the sum of all scores² that are not smaller, in each layer; then the lowest of all are pruned."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     sparsifier = Sparsifier([Blocks(LAYERS, (4, 4))], Constant(0.6), criterion=Magnitude(2), budget=LAMP())
@@ -247,13 +251,15 @@ def test_soft_shrinks_step_by_step_to_the_scheduled_zero(updates):
             assert course[:gone] == pytest.approx(wanted, abs=1e-6)
         else:
             assert course == pytest.approx([1.0] * 7, abs=1e-6)
+    assert int((at_updates[-1] == 0).sum()) == 24
 
 
 def test_proximal_brings_blocks_to_zero_before_they_are_pruned():
-    """Without gradients, those to be pruned next arrive at zero by the shrinking alone."""
+    """Without gradients, those to be pruned next arrive at zero by the shrinking alone; others stay as they are."""
     model = Net()
+    before = blocks_of(model.up.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    sparsifier = Sparsifier([Blocks("up.weight", (4, 4))], Linear(0.5, end=20), method=Proximal(), update_every=5)
+    sparsifier = Sparsifier([Blocks("up.weight", (4, 4))], Linear(0.5, end=20), Magnitude(), Proximal(), update_every=5)
     sparsifier.attach(model, optimizer)
     zero, pruned = [], []
 
@@ -263,8 +269,10 @@ def test_proximal_brings_blocks_to_zero_before_they_are_pruned():
 
     train(sparsifier, model, optimizer, 25, look)
     for update in (5, 10, 15, 20):
-        assert zero[update - 1] >= pruned[update] - 1, "the strength did not reach the target"
+        assert zero[update - 1] == pruned[update], "the strength did not reach the target"
     assert pruned[-1] == 16
+    kept = ~sparsifier.masks["up.weight"].flatten()
+    assert torch.equal(blocks_of(model.up.weight)[kept], before[kept]), "blocks that stay were shrunk"
 
 
 def test_random_scores_prune_the_same_in_every_run():
@@ -276,11 +284,13 @@ def test_random_scores_prune_the_same_in_every_run():
         sparsifier.before_step()
         masks.append(sparsifier.masks)
         torch.rand(7)
-    assert all(torch.equal(masks[0][name], masks[1][name]) for name in LAYERS)
+    for name in LAYERS:
+        assert masks[0][name].any(), "nothing was pruned"
+        assert torch.equal(masks[0][name], masks[1][name])
 
 
-class Apart(Magnitude):
-    """A magnitude that does not say so: N:M groups are scored weight by weight."""
+class Scored(Magnitude):
+    """A magnitude that declares no factor: N:M groups are scored weight by weight."""
 
     factor = None
 
@@ -289,7 +299,7 @@ class Apart(Magnitude):
 def test_n_m_in_one_pass_prunes_what_scores_prune(n, m):
     """No two weights of a group are equal, so there is one right mask."""
     masks = []
-    for criterion in (Magnitude(), Apart()):
+    for criterion in (Magnitude(), Scored()):
         torch.manual_seed(0)
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -298,6 +308,18 @@ def test_n_m_in_one_pass_prunes_what_scores_prune(n, m):
         seen = []
         train(sparsifier, model, optimizer, 10, lambda seen=seen, s=sparsifier: seen.append(s.masks))
         masks.append(seen)
-        assert bool(sparsifier._work.scoring.groups) == (type(criterion) is Magnitude)
+    assert all(int(mask.sum()) == mask.numel() * (m - n) // m for mask in masks[0][-1].values())
     for one, other in zip(*masks, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in LAYERS)
+
+
+@pytest.mark.parametrize(("criterion", "in_one_pass"), [(Magnitude(), True), (Scored(), False)], ids=label)
+def test_n_m_by_magnitude_makes_no_tensor_as_large_as_the_weights(criterion, in_one_pass, copies):
+    """Only a criterion that has to be asked for each score takes the memory for them."""
+    model = nn.Linear(2048, 2048, bias=False)
+    sparsifier = Sparsifier([NM("weight", 2, 4)], Constant(0.5), criterion=criterion, update_every=1)
+    sparsifier.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), total_steps=2)
+    with copies() as made:
+        sparsifier.update()
+    assert sparsifier.sparsity() == 0.5
+    assert (made.bytes < model.weight.nbytes) == in_one_pass

@@ -1,4 +1,4 @@
-"""State: what a flow keeps from run to run, and through a checkpoint."""
+"""State of flows: kept between runs and in checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("poison")
 
 
 @pytest.mark.parametrize("order", ["save first", "load first"])
-def test_load_sees_the_previous_run(order):
+def test_load_returns_the_value_of_the_previous_run(order):
     def flow(x):
         total = Sum()(x.weight)
         if order == "save first":
@@ -43,7 +43,7 @@ def counter(fill=0.0):
     return criterion_of(flow, runs=State(fill=fill))
 
 
-def test_attaching_and_detaching_leaves_the_state_of_others_bit_for_bit():
+def test_attach_and_detach_leave_the_state_of_other_scopes_bit_for_bit():
     scopes = [ScopeSpec(BlockSpec(param(300, 2, seed=i), (1, 1))) for i in range(4)]
     scorer = Scorer(criterion_of(_movement, saliency=State()))
     for i, scope in enumerate(scopes[:3]):
@@ -56,7 +56,7 @@ def test_attaching_and_detaching_leaves_the_state_of_others_bit_for_bit():
     assert set(after) == {"s0", "s2", "s3"}
     assert torch.equal(before["s0"], after["s0"])
     assert torch.equal(before["s2"], after["s2"])
-    assert not after["s3"].any(), "a page that is used again does not start at its fill"
+    assert not after["s3"].any(), "a reused page does not start at its fill value"
 
 
 def _movement(x):
@@ -65,8 +65,8 @@ def _movement(x):
     return saliency
 
 
-def test_scores_after_attaching_and_detaching_are_those_of_a_fresh_scorer():
-    """Sizes, places in the state and groups are those of what is attached now."""
+def test_scores_after_attach_and_detach_are_those_of_a_new_scorer():
+    """Sizes, indices in the state and groups follow the attached scopes."""
     criterion = criterion_of(lambda x: Mean()(x.weight) + Rank(per="scope")(Sum()(x.weight)) + Rank()(Max()(x.grad)))
     scopes = {f"s{i}": ScopeSpec(BlockSpec(param(7, 5 + i, seed=i), (2, 3), edge="partial")) for i in range(3)}
     changed, fresh = Scorer(criterion), Scorer(criterion)
@@ -82,19 +82,19 @@ def test_scores_after_attaching_and_detaching_are_those_of_a_fresh_scorer():
     assert all(torch.equal(got[block], grid) for block, grid in wanted.items())
 
 
-def test_a_page_that_is_used_again_starts_at_its_fill():
+def test_a_reused_page_starts_at_its_fill_value():
     scorer = Scorer(counter(fill=100.0))
     first, second = rows([1.0] * 300), rows([1.0] * 300)
     scorer.attach("a", first)
     scorer.score()
-    pages = list(scorer._table.pages["a"])
+    pages = list(scorer.table.pages["a"])
     scorer.detach("a")
     scorer.attach("b", second)
-    assert scorer._table.pages["b"] == pages, "the test wants the same pages"
+    assert scorer.table.pages["b"] == pages, "the pages were not reused: the test shows nothing"
     assert (scorer.score()[second.block] == 101).all()
 
 
-def test_state_round_trips_through_a_checkpoint_that_loads_weights_only():
+def test_state_is_restored_from_a_checkpoint_loaded_with_weights_only():
     scope = ScopeSpec(BlockSpec(param(20, 30), (2, 3)))
     scorer = scorer_for(criterion_of(_movement, saliency=State()), scope)
     scorer.score()
@@ -107,7 +107,7 @@ def test_state_round_trips_through_a_checkpoint_that_loads_weights_only():
     assert other.runs == 2
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing():
+def test_a_checkpoint_of_another_model_raises_an_error_and_changes_nothing():
     small = scorer_for(counter(), rows([1.0, 2.0]))
     small.score()
     large = scorer_for(counter(), rows([1.0, 2.0, 3.0]))
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing():
     assert torch.equal(large.state_dict()["fields"]["runs"]["w"], kept["fields"]["runs"]["w"])
 
 
-def test_several_statistics_can_be_one_value():
+def test_stack_and_pick_hold_several_statistics_in_one_value():
     def flow(x):
         Save()(Stack()(Sum()(x.weight), Max()(x.weight)), x.state["pair"])
         kept = Load()(x.state["pair"])

@@ -1,4 +1,4 @@
-"""Momentum: pruned blocks change nothing for kept ones, and a grown block starts as with a fresh optimizer."""
+"""Optimizer state: pruned blocks do not affect kept ones, and a grown block starts as with a new optimizer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from small_nets import LAYERS, OPTIMIZERS, Net, batches
 from torch import nn
 
 from sparse_lightning import Blocks, Constant, RigL, Sparsifier
-from sparse_lightning.optimizer_state import state_tensors
+from sparse_lightning.flow.optimizer_state import fresh, state_tensors
 
 
 def element_mask(mask):
-    """A mask of 4×4 blocks as one of weights."""
+    """The mask of each weight, from the mask of 4×4 blocks."""
     return mask.repeat_interleave(4, 0).repeat_interleave(4, 1)
 
 
@@ -25,7 +25,7 @@ def loss_of(model, i=0):
 
 
 def start(optimizer, method=None, sparsity=0.5, end=0):
-    """A model that has trained a little, and a sparsifier on it."""
+    """A model after three optimizer steps, with a Sparsifier attached."""
     model = Net()
     made = OPTIMIZERS[optimizer](model.parameters())
     for i in range(3):
@@ -38,7 +38,7 @@ def start(optimizer, method=None, sparsity=0.5, end=0):
 
 
 def one_step(model, optimizer, sparsifier, i=0):
-    """One step; gives the gradients that the optimizer saw."""
+    """Make one step; return the gradients that the optimizer read."""
     optimizer.zero_grad()
     loss_of(model, i).backward()
     sparsifier.before_step()
@@ -56,15 +56,15 @@ def test_state_of_pruned_blocks_is_zero_when_they_are_pruned(optimizer):
     for name in LAYERS:
         param = model.get_parameter(name)
         kept = state_tensors(made, param)
-        assert kept, f"{optimizer} keeps nothing: the test would show nothing"
+        assert kept, f"{optimizer} has no state: the test shows nothing"
         for values in kept.values():
             assert not values[element_mask(sparsifier.masks[name])].any()
             assert values[~element_mask(sparsifier.masks[name])].any()
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "twist"])
-def test_no_pruned_block_changes_the_update_of_a_kept_one(optimizer):
-    """Weights kept move as in a model of the same pruned weights whose pruned blocks are not there to be trained."""
+def test_pruned_blocks_do_not_change_the_update_of_kept_ones(optimizer):
+    """Kept weights are updated as in a copy of the model whose pruned gradients and weights are zeroed by hand."""
     model, made, sparsifier = start(optimizer)
     one_step(model, made, sparsifier)
     twin = copy.deepcopy(model)
@@ -74,19 +74,19 @@ def test_no_pruned_block_changes_the_update_of_a_kept_one(optimizer):
         one_step(model, made, sparsifier, i)
         other.zero_grad()
         loss_of(twin, i).backward()
-        for name in LAYERS:  # the twin's pruned blocks are cut out of its gradients and put back to zero by hand
+        for name in LAYERS:
             twin.get_parameter(name).grad[element_mask(sparsifier.masks[name])] = 0
         other.step()
         with torch.no_grad():
             for name in LAYERS:
                 twin.get_parameter(name)[element_mask(sparsifier.masks[name])] = 0
         for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
-            assert torch.equal(p, q), f"{name} moved otherwise at step {i}"
+            assert torch.equal(p, q), f"{name} differs at step {i}"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_grown_block_makes_the_first_step_of_a_fresh_optimizer(optimizer):
-    model, made, sparsifier = start(optimizer, method=RigL(share=0.5), end=50)
+def test_a_grown_block_makes_the_first_step_of_a_new_optimizer(optimizer):
+    model, made, sparsifier = start(optimizer, method=RigL(drop_fraction=0.5), end=50)
     one_step(model, made, sparsifier)
     before = sparsifier.masks
     grads = one_step(model, made, sparsifier, 1)
@@ -105,9 +105,9 @@ def test_a_grown_block_makes_the_first_step_of_a_fresh_optimizer(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd momentum"])
-def test_growth_leaves_other_blocks_to_the_optimizer(optimizer):
-    """Blocks that were there before and stay move as they would without any growth."""
-    model, made, sparsifier = start(optimizer, method=RigL(share=0.5), end=50)
+def test_growth_does_not_change_the_update_of_other_blocks(optimizer):
+    """Blocks that are kept before and after the update are trained as without growth."""
+    model, made, sparsifier = start(optimizer, method=RigL(drop_fraction=0.5), end=50)
     one_step(model, made, sparsifier)
     before = sparsifier.masks
     twin = copy.deepcopy(model)
@@ -124,7 +124,7 @@ def test_growth_leaves_other_blocks_to_the_optimizer(optimizer):
 
 
 def test_a_grown_block_starts_at_zero():
-    model, made, sparsifier = start("adamw", method=RigL(share=0.5), end=50)
+    model, made, sparsifier = start("adamw", method=RigL(drop_fraction=0.5), end=50)
     one_step(model, made, sparsifier)
     before = sparsifier.masks
     made.zero_grad()
@@ -134,3 +134,70 @@ def test_a_grown_block_starts_at_zero():
         grown = element_mask(before[name] & ~sparsifier.masks[name])
         assert grown.any()
         assert not model.get_parameter(name)[grown].any()
+
+
+class Lookahead(torch.optim.Optimizer):
+    """A wrapping optimizer: every third step goes back half of the way to where the weights were."""
+
+    def __init__(self, base, shares_state):
+        self.base, self.shares_state = base, shares_state
+        super().__init__(base.param_groups, {})
+        self.param_groups = base.param_groups
+        if shares_state:
+            self.state = base.state
+        self.steps = {"inner": 0}
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step of the inner optimizer."""
+        self.base.step()
+        self.steps["inner"] += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                slow = self.state[p].setdefault("slow", p.clone())
+                if self.steps["inner"] % 3 == 0:
+                    p.copy_(slow.lerp_(p, 0.5))
+
+
+@pytest.mark.parametrize("shares_state", [False, True])
+def test_growth_makes_no_extra_steps_of_a_wrapped_optimizer(shares_state):
+    torch.manual_seed(0)
+    model = Net()
+    made = Lookahead(torch.optim.AdamW(model.parameters(), lr=0.01), shares_state)
+    sparsifier = Sparsifier(
+        [Blocks(LAYERS, (4, 4))], Constant(0.5, end=50), method=RigL(drop_fraction=0.5), update_every=1
+    )
+    sparsifier.attach(model, made, total_steps=100)
+    for i in range(4):
+        masks = {name: mask.clone() for name, mask in sparsifier.masks.items()}
+        one_step(model, made, sparsifier, i)
+        assert made.steps["inner"] == i + 1, "one step of the wrapping optimizer"
+        assert float(made.base.state[model.up.weight]["step"]) == i + 1, "one step of the wrapped optimizer"
+        grown = [element_mask(masks[name] & ~sparsifier.masks[name]) for name in LAYERS]
+        assert i == 0 or all(each.any() for each in grown), "nothing has grown: the test shows nothing"
+
+
+def test_what_is_tried_out_shares_nothing_with_the_optimizer():
+    weight = nn.Parameter(torch.ones(4, 4))
+    weight.grad = torch.ones(4, 4)
+    made = Lookahead(torch.optim.AdamW([weight], lr=0.01), shares_state=False)
+    made.step()
+    kept = copy.deepcopy((weight.detach(), made.state_dict(), made.base.state_dict(), made.steps))
+    trial = nn.Parameter(torch.zeros(3))
+    trial.grad = torch.ones(3)
+    other = fresh(made, made.param_groups[0], [trial])
+    other.step()
+    assert trial.any(), "the trial made a step"
+    now = (weight.detach(), made.state_dict(), made.base.state_dict(), made.steps)
+    assert torch.equal(kept[0], now[0])
+    assert str(kept[1:]) == str(now[1:]), "the optimizer and the wrapped one are as before"
+    assert other.base is not made.base
+    assert other.param_groups is other.base.param_groups, "what was one group is one group"
+
+
+def test_state_of_a_wrapped_optimizer_is_reset_with_its_blocks():
+    weight = nn.Parameter(torch.ones(4, 4))
+    weight.grad = torch.ones(4, 4)
+    made = Lookahead(torch.optim.AdamW([weight], lr=0.01), shares_state=False)
+    made.step()
+    assert sorted(state_tensors(made, weight)) == ["base.exp_avg", "base.exp_avg_sq", "slow"]

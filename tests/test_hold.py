@@ -1,4 +1,4 @@
-"""Hold: after every optimizer step, before anything can read the weights, all pruned blocks are zero."""
+"""Hold: all pruned blocks are zero after every optimizer step, before anything can read the weights."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
-from small_nets import LAYERS, OPTIMIZERS, Net, Spy, Twist, batches, broken_blocks
+from small_nets import BATCHES, LAYERS, OPTIMIZERS, Net, Spy, Twist, batches, broken_blocks
 from torch import nn
 
-from sparse_lightning import Blocks, Constant, Cubic, Linear, RigL, Sparsifier, SparsityCallback
-from sparse_lightning.kernels.block_apply import streaming
+from sparse_lightning import (
+    Blocks,
+    BlockSpec,
+    Constant,
+    Cubic,
+    Linear,
+    Magnitude,
+    RigL,
+    Sparsifier,
+    SparsityCallback,
+    View,
+)
+from sparse_lightning.kernels.block_fill import BlockFill, native
 
 
 def fit(net, *others, first=True, epochs=3, schedule=None, method=None, patterns=None, **options):
-    """Train with the callback before or behind the others, and a spy at both ends; gives the spies."""
+    """Train with the callback before or after the others, and a spy at both ends; return the callback and a spy."""
     callback = SparsityCallback(
         patterns or [Blocks(LAYERS, (4, 4))], schedule or Cubic(final=0.75, end=0.9), method=method, update_every=2
     )
@@ -33,7 +44,7 @@ def fit(net, *others, first=True, epochs=3, schedule=None, method=None, patterns
     for spy in spies:
         assert spy.pruned, "nothing was pruned: the spies had nothing to find"
         assert {"forward", "batch end", "validation"} <= set(spy.readings)
-    return callback, trainer
+    return callback, spies[0]
 
 
 def zero_blocks(weight: torch.Tensor) -> int:
@@ -56,10 +67,114 @@ def test_every_optimizer(optimizer):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "twist"])
 def test_zeros_that_are_streamed_as_into_large_weights(optimizer, monkeypatch):
-    monkeypatch.setattr(streaming, "LARGE", 1)
+    monkeypatch.setattr(native, "LARGE", 0)
     fit(net := Net(optimizer), patterns=[Blocks(LAYERS, (4, 16))])
     zeros = [int((w == 0).sum()) for w in (net.up.weight, net.down.weight)]
     assert zeros == [6 * 64, 3 * 64]
+
+
+def test_without_a_compiler(monkeypatch):
+    monkeypatch.setattr(native, "is_available", lambda: False)
+    fit(net := Net())
+    assert is_three_quarters(net)
+
+
+def deep(layers=50):
+    """Many parameters of several shapes and dtypes, in blocks of several shapes, with their patterns."""
+    torch.manual_seed(0)
+    net = nn.ModuleList([nn.Linear(8 * (i % 3 + 1), 16) for i in range(layers)])
+    net[0].weight = nn.Parameter(net[0].weight.detach().t().contiguous().t())
+    net[3].to(torch.bfloat16)
+    patterns = [
+        Blocks("re:[1-9]*[05].weight", (4, 4)),
+        Blocks("re:[1-9]*[1-4].weight", (1, 1)),
+        Blocks("*.weight", (2, 8)),
+    ]
+    return net, patterns
+
+
+@pytest.mark.parametrize("method", [None, RigL()])
+def test_a_step_is_one_call_for_all_parameters(method, monkeypatch):
+    calls = []
+    for name in ("fill", "fill_some"):
+        plain = getattr(BlockFill, name)
+        monkeypatch.setattr(BlockFill, name, lambda *a, f=plain, n=name: (calls.append(n), f(*a)))
+    net, patterns = deep()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    sparsifier = Sparsifier(patterns, Constant(0.5, end=0), method=method, update_every=1)
+    sparsifier.attach(net, optimizer)
+    for step in range(4):
+        for param in net.parameters():
+            param.grad = torch.randn_like(param)
+        calls.clear()
+        sparsifier.before_step()
+        optimizer.step()
+        if step:
+            assert calls == ["fill_some", "fill"], "gradients are masked by one call, and weights by one"
+        for name, mask in sparsifier.masks.items():
+            [(block, grid)] = [(b, mask) for s in sparsifier.attachments for n, b in s.blocks.items() if n == name]
+            assert not block.norms()[grid].any()
+    assert len(sparsifier.masks) == 50
+
+
+def test_a_parameter_that_moves_is_followed():
+    net, patterns = deep(12)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sparsifier = Sparsifier(patterns, Constant(0.5, end=0), update_every=1)
+    sparsifier.attach(net, optimizer)
+    for param in net.parameters():
+        param.grad = torch.randn_like(param)
+    optimizer.step()
+    zeros = [param == 0 for param in net.parameters()]
+    moves = [lambda w: w.clone(), lambda w: w.t().contiguous().t(), lambda w: torch.stack([w, w], -1)[..., 1]]
+    for move in moves:
+        for param in net.parameters():
+            param.data = move(param.data) if param.ndim == 2 else param.data.clone()
+            param.grad = torch.randn_like(param)
+        optimizer.step()
+        assert all(torch.equal(param == 0, zero) for param, zero in zip(net.parameters(), zeros, strict=True))
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_that_changes_its_dtype_is_followed(dtype, compiler, monkeypatch):
+    if not compiler:
+        monkeypatch.setattr(native, "is_available", lambda: False)
+    net, patterns = deep(12)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sparsifier = Sparsifier(patterns, Constant(0.5, end=0), update_every=1)
+    sparsifier.attach(net, optimizer)
+    for _ in range(2):
+        for param in net.parameters():
+            param.grad = torch.randn_like(param)
+        sparsifier.mask_gradients()
+        optimizer.step()
+        zeros = [param == 0 for param in net.parameters()]
+    net.to(dtype)
+    for param in net.parameters():
+        param.grad = torch.rand_like(param) + 1
+    sparsifier.mask_gradients()
+    for param, zero in zip(net.parameters(), zeros, strict=True):
+        assert torch.equal(param.grad == 0, zero)
+        param.grad = torch.rand_like(param) + 1
+    optimizer.step()
+    assert all(torch.equal(param == 0, zero) for param, zero in zip(net.parameters(), zeros, strict=True))
+
+
+def test_a_parameter_of_two_modules_and_of_two_patterns_is_held():
+    net = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(8, 8), "c": nn.Linear(8, 16)})
+    net["b"].weight = net["a"].weight
+    upper, lower = (View(net["c"].weight, (8, 8), (8, 1), start) for start in (0, 64))
+    halves = [BlockSpec(upper, (2, 2), name="upper"), BlockSpec(lower, (2, 2), name="lower")]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sparsifier = Sparsifier([Blocks("a.weight", (4, 4)), *halves], Constant(0.5, end=0), update_every=1)
+    sparsifier.attach(net, optimizer)
+    for _ in range(3):
+        for param in net.parameters():
+            param.grad = torch.randn_like(param)
+        optimizer.step()
+        assert [int((net[name].weight == 0).sum()) for name in "abc"] == [32, 32, 64]
+        assert [int((part == 0).sum()) for part in net["c"].weight.split(8)] == [32, 32]
 
 
 @pytest.mark.parametrize(
@@ -83,22 +198,25 @@ def test_trainer_options(options):
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd momentum", "twist"])
 def test_blocks_that_grow_and_shrink(optimizer):
     net = Net(optimizer)
-    fit(net, schedule=Constant(0.75), method=RigL(share=0.5))
+    _, spy = fit(net, schedule=Constant(0.75), method=RigL(drop_fraction=0.5))
+    assert spy.grown, "no block grew"
     assert zero_blocks(net.up.weight) + zero_blocks(net.down.weight) >= 36
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["before the average", "behind the average"])
+@pytest.mark.parametrize("first", [True, False], ids=["before the average", "after the average"])
 @pytest.mark.parametrize("changing", [Cubic(final=0.75), Constant(0.75)], ids=["cubic", "rigl"])
 def test_ema(first, changing, tmp_path):
     net = Net()
-    method = RigL(share=0.5) if isinstance(changing, Constant) else None
+    method = RigL(drop_fraction=0.5) if isinstance(changing, Constant) else None
     average = EMAWeightAveraging(decay=0.7)
     saving = ModelCheckpoint(tmp_path, every_n_train_steps=5, save_top_k=-1)
     callback, _ = fit(
         net, average, saving, first=first, schedule=changing, method=method, enable_checkpointing=True, epochs=2
     )
     assert not is_dense(net)
-    for path in tmp_path.glob("*.ckpt"):
+    paths = sorted(tmp_path.glob("*.ckpt"))
+    assert len(paths) == 2 * BATCHES // 5
+    for path in paths:
         saved = torch.load(path, weights_only=True)
         masks = saved["callbacks"][callback.state_key]["masks"]
         zeros = [zero_blocks(saved["state_dict"][name]) for name in LAYERS]
@@ -117,7 +235,7 @@ def is_dense(net) -> bool:
     return zero_blocks(net.up.weight) + zero_blocks(net.down.weight) == 0
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["before the average", "behind the average"])
+@pytest.mark.parametrize("first", [True, False], ids=["before the average", "after the average"])
 def test_swa(first):
     net = Net("sgd momentum")
     fit(net, StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1), first=first, epochs=5, schedule=Linear(0.75))
@@ -250,7 +368,7 @@ def test_a_grad_scaler_that_skips_steps(optimizer, call_before_step):
     model = Net()
     steps = OPTIMIZERS[optimizer](model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    sparsifier = Sparsifier([Blocks(LAYERS, (4, 4))], Cubic(final=0.75, end=8), update_every=2)
+    sparsifier = Sparsifier([Blocks(LAYERS, (4, 4))], Cubic(final=0.75, end=8), Magnitude(), update_every=2)
     sparsifier.attach(model, steps)
     loss = Overflowing(model)
     for epoch in range(3):
@@ -265,6 +383,7 @@ def test_a_grad_scaler_that_skips_steps(optimizer, call_before_step):
             scaler.step(steps)
             scaler.update()
             assert not broken_blocks(sparsifier.scopes, sparsifier.masks), epoch
+    assert scaler.get_scale() < 2.0, "no step was skipped"
     assert is_three_quarters(model)
 
 
@@ -282,6 +401,9 @@ def test_clipping_does_not_count_pruned_blocks():
         sparsifier.before_step()
         seen = nn.utils.get_total_norm([p.grad for p in model.parameters()])
         optimizer.step()
-        for name, mask in sparsifier.masks.items():
+        masks = sparsifier.masks
+        assert all(mask.sum() == mask.numel() * 3 // 4 for mask in masks.values())
+        assert list(masks) == LAYERS
+        for name, mask in masks.items():
             dense[name][mask.repeat_interleave(4, 0).repeat_interleave(4, 1)] = 0
         assert torch.allclose(seen, nn.utils.get_total_norm(list(dense.values())))

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from forked import on_ranks
 from torch import nn
 
-from sparse_lightning.input_norms import InputNorms
+from sparse_lightning.flow.input_norms import InputNorms
 
 RANKS = 2
 

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from poison import poison  # noqa: F401
 
 from sparse_lightning.kernels import block_apply
-from sparse_lightning.kernels.block_apply import cpu, reference, streaming
+from sparse_lightning.kernels.block_apply import cpu, reference
 
 pytestmark = pytest.mark.usefixtures("poison")
-
-needs_streaming = pytest.mark.skipif(streaming._library() is None, reason="needs a C++ compiler on x86 Linux")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.float8_e4m3fn]
 
@@ -59,67 +57,6 @@ def test_fill_is_index_arithmetic_on_the_storage(fill_, dtype):
     law()
 
 
-@st.composite
-def long_runs(draw):
-    """A window whose blocks are runs of memory, at any address, and a grid of coin tosses."""
-    pairs = draw(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=2))
-    pairs.append((draw(st.integers(1, 4)), draw(st.sampled_from([1, 15, 16, 32, 33, 100]))))
-    strides, step = [], 1
-    for n, length in reversed(pairs):
-        strides = [length * step, step, *strides]
-        step = step * n * length + draw(st.integers(0, 9))
-    offset, shape = draw(st.integers(0, 20)), [x for pair in pairs for x in pair]
-    size = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    storage = torch.randint(1, 100, (size + 20,)).to(draw(st.sampled_from(DTYPES)))
-    return storage, shape, strides, offset, torch.rand(shape[0::2]) < draw(st.sampled_from([0.0, 0.5, 1.0]))
-
-
-@needs_streaming
-@settings(max_examples=150)
-@given(long_runs(), st.integers(1, 3))
-def test_streamed_zeros_are_those_of_the_reference(case, threads):
-    storage, shape, strides, offset, mask = case
-    wanted = storage.clone().view(torch.int8 if storage.element_size() == 1 else storage.dtype)
-    reference.fill_(wanted.as_strided(shape, strides, offset), mask)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        streaming.filler(storage.as_strided(shape, strides, offset), mask)()
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(storage.view(torch.uint8), wanted.view(torch.uint8))
-
-
-@needs_streaming
-def test_large_windows_are_streamed_and_autograd_is_told(monkeypatch):
-    weight = torch.randn(64, 64, requires_grad=True)
-    window, mask = weight.detach().view(2, 32, 2, 32), torch.tensor([[True, False], [False, True]])
-    assert not streaming.takes(window), "small windows stay in the cache"
-    monkeypatch.setattr(streaming, "LARGE", 1)
-    assert streaming.takes(window)
-    assert not streaming.takes(window.permute(2, 3, 0, 1)), "its blocks do not lie along memory"
-    assert not streaming.takes(weight.detach().view(8, 8, 8, 8)), "its blocks fill no cache line"
-    loss = weight.square().sum()
-    block_apply.filler(window, mask)()
-    assert window[mask[:, None, :, None].expand_as(window)].eq(0).all()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-@needs_streaming
-def test_a_compiler_that_fails_is_told_of(monkeypatch, tmp_path):
-    broken = tmp_path / "g++"
-    broken.write_text("#!/bin/sh\necho no such option >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CXX", str(broken))
-    streaming._library.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match=r"could not build a kernel.*no such option"):
-            assert streaming._library() is None
-    finally:
-        streaming._library.cache_clear()
-
-
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 8, 16, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_a_filled_block_is_plus_zero_whatever_it_held(length, dtype):
@@ -138,7 +75,7 @@ def test_a_fill_in_many_chunks_is_the_fill_in_one(monkeypatch, length):
     weights = torch.randn(6, 4, 10 * length)
     mask = torch.rand(6, 10) < 0.5
     wanted = weights * ~mask.repeat_interleave(length, 1)[:, None]
-    monkeypatch.setattr("sparse_lightning.chunk.CPU_ELEMENTS", 7)
+    monkeypatch.setattr("sparse_lightning.kernels.chunks.CPU_ELEMENTS", 7)
     block_apply.fill_(weights.view(6, 4, 10, length), mask)
     assert torch.equal(weights, wanted)
 

@@ -15,10 +15,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import layouts, offsets
+from strategies import layouts, offsets, tensors
 
 import sparse_lightning
 from sparse_lightning import Layout, LayoutError
+from sparse_lightning.layout import coalesce, row_major
+from sparse_lightning.layout.locate import locate, unravel
+from sparse_lightning.layout.permutation import inverse, permuted
 
 # Strides of a few elements meet one another often, strides of some hundred seldom: both answers must be right.
 ANY = st.one_of(layouts(min_size=0), layouts(strides=st.integers(-300, 300), min_size=0))
@@ -205,7 +208,7 @@ def test_merge_is_row_major_in_the_order_given_or_not_possible(layout, data):
     try:
         merged = layout.merge(dims)
     except LayoutError:
-        assert not is_strided(wanted), f"{layout} refused to merge {dims}, but strides can say it"
+        assert not is_strided(wanted), f"{layout} did not merge {dims}, but strides express it"
     else:
         assert same(merged, wanted)
 
@@ -217,7 +220,7 @@ def test_reshape_keeps_the_order_of_elements_or_is_not_possible(layout, data):
     try:
         reshaped = layout.reshape(shape)
     except LayoutError:
-        assert not is_strided(wanted), f"{layout} refused to become {shape}, but strides can say it"
+        assert not is_strided(wanted), f"{layout} was not reshaped to {shape}, but strides express it"
     else:
         assert same(reshaped, wanted)
         assert layout.numel == 0 or same(layout.reshape([-1, *shape]), wanted[None])
@@ -247,7 +250,7 @@ def test_a_block_shape_may_span_dimensions_and_leave_out_the_last_ones():
 
 
 @given(ANY)
-def test_the_positive_window_reaches_the_same_elements(layout):
+def test_positive_strides_have_the_same_elements(layout):
     upright, flipped = layout.positive()
     assert min(upright.stride, default=0) >= 0
     assert same(upright.flip(flipped), array(layout))
@@ -279,8 +282,8 @@ def test_a_negative_stride_that_is_never_taken_costs_no_copy():
     assert Layout((1, 3), (-9, 1), 2).on(storage).data_ptr() == storage[2:].data_ptr()
 
 
-REFUSALS = [
-    (lambda: Layout((2, 3), (1,)), "shape (2, 3) has 2 dimensions and stride (1,) has 1"),
+ERRORS = [
+    (lambda: Layout((2, 3), (1,)), "shape (2, 3) has 2 dimensions, but stride (1,) has 1"),
     (lambda: Layout((2, -3)), "shape (2, -3) has a negative size"),
     (lambda: Layout((2, 1.5)), "shape (2, 1.5) is not a sequence of integers"),
     (lambda: Layout((2,), (0.5,)), "stride (0.5,) is not a sequence of integers"),
@@ -289,8 +292,8 @@ REFUSALS = [
     (lambda: Layout((2, 3))((2, 0)), "coordinate (2, 0) lies outside of shape (2, 3)"),
     (lambda: Layout((2, 3))((0, -1)), "coordinate (0, -1) lies outside of shape (2, 3)"),
     (lambda: Layout((2, 3))((1,)), "coordinate (1,) lies outside of shape (2, 3)"),
-    (lambda: Layout((2, 3)).permute((0, 0)), "(0, 0) is not an order of the 2 dimensions of Layout((2, 3)"),
-    (lambda: Layout((2, 3)).permute((1,)), "(1,) is not an order of the 2 dimensions of Layout((2, 3)"),
+    (lambda: Layout((2, 3)).permute((0, 0)), "(0, 0) does not permute the 2 dimensions of Layout((2, 3)"),
+    (lambda: Layout((2, 3)).permute((1,)), "(1,) does not permute the 2 dimensions of Layout((2, 3)"),
     (lambda: Layout((2, 3)).flip((2,)), "Layout((2, 3), stride=(3, 1), offset=0) has no dimension 2"),
     (lambda: Layout((2, 3)).slice(-3), "Layout((2, 3), stride=(3, 1), offset=0) has no dimension -3"),
     (lambda: Layout((2, 3)).slice(1, 0, 3, 0), "step 0 in a slice of dimension 1 of Layout((2, 3)"),
@@ -299,16 +302,16 @@ REFUSALS = [
     (lambda: Layout((2, 6)).split(1, (-1, -1)), "can't be split into (-1, -1)"),
     (lambda: Layout((2, 6)).split(1, (-2, -3)), "shape (2, -2, -3) has a negative size"),
     (lambda: Layout((2, 6)).split(2, (6,)), "has no dimension 2"),
-    (lambda: Layout((2, 3)).merge((1, 1)), "(1, 1) does not name dimensions of Layout((2, 3)"),
-    (lambda: Layout((2, 3)).merge(()), "() does not name dimensions of Layout((2, 3)"),
+    (lambda: Layout((2, 3)).merge((1, 1)), "dimensions (1, 1) of Layout((2, 3)"),
+    (lambda: Layout((2, 3)).merge(()), "dimensions () of Layout((2, 3)"),
     (lambda: Layout((2, 3)).merge((0, 2)), "has no dimension 2"),
     (lambda: Layout((2, 3), (4, 1)).merge((0, 1)), "dimensions (0, 1) of Layout((2, 3), stride=(4, 1), offset=0)"),
     (lambda: Layout((2, 3)).merge((1, 0)), "each stride must be the next one's size times its stride"),
-    (lambda: Layout((2, 3)).reshape((4,)), "has 6 elements and can't become (4,)"),
-    (lambda: Layout((2, 3)).reshape((-1, 4)), "has 6 elements and can't become (1, 4)"),
-    (lambda: Layout((2, 3), (4, 1)).reshape((6,)), "offset=0) can't be seen as (6,) without a copy"),
-    (lambda: Layout((2, 3)).expand((3,)), "can't be expanded to the fewer dimensions of (3,)"),
-    (lambda: Layout((2, 3)).expand((4, 3)), "can't be expanded to (4, 3): 2 is neither 1 nor 4"),
+    (lambda: Layout((2, 3)).reshape((4,)), "has 6 elements and can't be reshaped to (4,)"),
+    (lambda: Layout((2, 3)).reshape((-1, 4)), "has 6 elements and can't be reshaped to (1, 4)"),
+    (lambda: Layout((2, 3), (4, 1)).reshape((6,)), "offset=0) can't be reshaped to (6,) without a copy"),
+    (lambda: Layout((2, 3)).expand((3,)), "can't be expanded to (3,), which has fewer dimensions"),
+    (lambda: Layout((2, 3)).expand((4, 3)), "can't be expanded to (4, 3): size 2 is neither 1 nor 4"),
     (lambda: Layout((2, 3)).tile((1, 1, 1)), "block (1, 1, 1) has more dimensions than the shape (2, 3)"),
     (lambda: Layout((2, 3)).tile((0,)), "block (0,) has an entry that is neither positive nor −1"),
     (lambda: Layout((2, 3)).tile((-2, 3)), "block (-2, 3) has an entry that is neither positive nor −1"),
@@ -316,10 +319,10 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("refused", "text"), REFUSALS, ids=[text for _, text in REFUSALS])
-def test_a_refusal_names_the_numbers(refused, text):
+@pytest.mark.parametrize(("invalid", "text"), ERRORS, ids=[text for _, text in ERRORS])
+def test_an_error_names_the_numbers(invalid, text):
     with pytest.raises(LayoutError, match=re.escape(text)) as error:
-        refused()
+        invalid()
     assert isinstance(error.value, ValueError)
 
 
@@ -327,11 +330,56 @@ def test_the_layout_layer_works_where_torch_is_not_loaded():
     code = """
 import sys
 from sparse_lightning import Layout, LayoutError
-from sparse_lightning import chart, layout, movements, patch, reach
+from sparse_lightning.layout import coordinates, regions
 columns = Layout((4, 6)).permute((1, 0))
-columns.is_injective(), columns.movements(Layout((4, 6))), chart.lies_inside(columns, Layout((4, 6)))
+columns.is_injective(), columns.movements(Layout((4, 6))), coordinates.lies_inside(columns, Layout((4, 6)))
 sys.exit("torch was imported" if "torch" in sys.modules else 0)
 """
     root = Path(sparse_lightning.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@given(layouts(strides=st.integers(-3, 3).map(lambda x: 2 * x)), st.data())
+def test_coalesced_dimensions_have_the_same_offsets_in_the_same_order(layout, data):
+    other = Layout(layout.shape, data.draw(st.sampled_from([None, layout.stride, layout.stride[::-1]])))
+    runs = coalesce(layout.shape, layout.stride, other.stride)
+    for i, one in enumerate((layout, other)):
+        merged = Layout([run.size for run in runs], [run.strides[i] for run in runs], one.offset)
+        assert offsets(merged) == offsets(one)
+    for outer, inner in itertools.pairwise(runs):
+        assert outer.strides != tuple(inner.size * s for s in inner.strides), "contiguous dimensions were not merged"
+    dims = [d for run in runs for d in run.dims]
+    assert dims == sorted(dims)
+    assert all(math.prod(layout.shape[d] for d in run.dims) == run.size for run in runs)
+
+
+@given(layouts(min_size=2, max_size=3), st.integers(0, 4))
+def test_coalesce_merges_no_dimensions_that_may_not(layout, apart):
+    runs = coalesce(layout.shape, row_major(layout.shape), may_merge=lambda _, d: d != apart)
+    assert len(runs) == (0 if not layout.ndim else 2 if 0 < apart < layout.ndim else 1)
+
+
+@given(tensors(), st.data())
+def test_locate_is_the_inverse_of_a_layout(tensor, data):
+    base = Layout.of(tensor)
+    coord = tuple(data.draw(st.integers(0, n - 1)) for n in base.shape)
+    assert locate(base, base(coord)) == coord
+    [*place], rest = unravel(base, torch.tensor([base(coord), base(coord)]))
+    assert [x.tolist() for x in place] == [[x, x] for x in coord]
+    assert rest.tolist() == [0, 0]
+
+
+@given(tensors())
+def test_locate_finds_nothing_outside_of_a_layout(tensor):
+    base = Layout.of(tensor)
+    inside = set(offsets(base))
+    for offset in range(base.span[0] - 2, base.span[1] + 3):
+        assert (locate(base, offset) is not None) == (offset in inside)
+
+
+@given(st.integers(0, 5).flatmap(lambda n: st.permutations(range(n))))
+def test_a_permutation_and_its_inverse_cancel_out(order):
+    names = "abcdef"[: len(order)]
+    assert "".join(permuted(permuted(names, order), inverse(order))) == names
+    assert inverse(inverse(order)) == tuple(order)

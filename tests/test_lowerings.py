@@ -1,11 +1,11 @@
-"""Lowerings: plain torch against the meaning of the operations, and the compiled ones against plain torch.
+"""Lowerings: the reference against the meaning of the operations, and the compiled lowering against the reference.
 
 Triton runs in a process of its own: see `test_triton_stages`.
 """
 
 from __future__ import annotations
 
-from itertools import cycle, product
+from itertools import count, product
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from flow_cases import (
 )
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from law_examples import examples
 from poison import poison  # noqa: F401
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,18 +33,24 @@ from sparse_lightning.flow.context import Value
 from sparse_lightning.flow.ops import BlockReduction, Grouped
 from sparse_lightning.kernels import block_score
 from sparse_lightning.kernels.block_score import compiled, reference
-from sparse_lightning.kernels.block_score.stage import Ref, Stage, Step
+from sparse_lightning.kernels.stage import Ref, Stage, Step
 
 pytestmark = pytest.mark.usefixtures("poison")
 
 SHAPES = st.sampled_from([(1, 1), (3, 5), (63, 4), (5, 7, 3), (500,), (8, 3, 3, 3)])
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+CRITERIA_AND_DTYPES = [
+    pytest.param(name, dtype, marks=() if i % len(DTYPES) == j else pytest.mark.exhaustive, id=f"{name}-{dtype}")
+    for (i, name), (j, dtype) in product(enumerate(SHIPPED), enumerate(DTYPES))
+]
+"""Each criterion in one dtype, which take turns; the other combinations are exhaustive."""
+
 needs_compiler = pytest.mark.skipif(not compiled.has_compiler(), reason="there is no C++ compiler")
 
 
 def naive(context, scope, loaded):
-    """The traced graph executed op by op on all elements of one BlockSpec: the plainest meaning of a flow."""
+    """Execute the traced graph op by op on all elements of one BlockSpec: the plainest meaning of a flow."""
     spec = scope.block
     sizes = spec.block_sizes().flatten()
     values = {}
@@ -80,8 +87,9 @@ def _slices(spec, at):
 
 
 @each_dtype
+@pytest.mark.hypothesis
 def test_random_flows_mean_what_their_operations_say(dtype):
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
     @given(flows(), SHAPES, st.data())
     def law(flow, shape, data):
         weight = param(*shape, seed=data.draw(st.integers(0, 9)), dtype=dtype)
@@ -108,41 +116,68 @@ def test_memory_that_nobody_wrote_is_poisoned():
     assert torch.empty(3, dtype=torch.int8).eq(126).all()
 
 
+@pytest.fixture
+def compiled_from(monkeypatch):
+    """Return a function that sets the size from which windows are compiled; a larger one that is not fails the test."""
+    plain = reference.fold
+
+    def from_size(worth):
+        def fallback(stage, windows):
+            assert windows[0].numel() < worth or windows[0].dim() > 4, "a window was left to the reference"
+            return plain(stage, windows)
+
+        monkeypatch.setattr(compiled, "WORTH", worth)
+        monkeypatch.setattr(reference, "fold", fallback)
+
+    return from_size
+
+
 @needs_compiler
 @pytest.mark.slow
-@each_dtype
-def test_compiled_agrees_on_every_criterion(dtype, monkeypatch):
+@pytest.mark.parametrize(("criterion", "dtype"), CRITERIA_AND_DTYPES)
+def test_compiled_agrees_on_every_criterion(criterion, dtype, compiled_from):
     """Compiling takes a second: the edges of the matrices are left to the reference, and one kernel serves the rest."""
-    monkeypatch.setattr(compiled, "WORTH", 20000)
-    scopes = matrices(dtype)
-    for criterion in SHIPPED.values():
-        check_agreement("compiled", criterion, scopes)
+    compiled_from(20000)
+    check_agreement("compiled", SHIPPED[criterion], matrices(dtype))
 
 
 @needs_compiler
 @pytest.mark.slow
-def test_compiled_agrees_on_every_layout(monkeypatch):
-    """The sizes from which a compiled kernel pays are put down to what the awkward parameters have."""
-    monkeypatch.setattr(compiled, "WORTH", 1)
+def test_compiled_agrees_on_every_layout(compiled_from):
+    """The size from which a kernel is compiled is set to that of the smallest parameters."""
+    compiled_from(1)
     check_agreement("compiled", Taylor(), in_turn())
 
 
 @needs_compiler
 @pytest.mark.slow
-def test_compiled_agrees_on_random_flows(monkeypatch):
-    monkeypatch.setattr(compiled, "WORTH", 20000)
-    dtypes = cycle(DTYPES)
-
-    @settings(max_examples=5, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True)
-    @given(flows())
-    def law(flow):
-        check_agreement("compiled", criterion_of(flow, kept=State()), matrices(next(dtypes)))
-
-    law()
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("first", range(1, len(DTYPES)))
+def test_compiled_agrees_on_every_layout_and_dtype(first, compiled_from):
+    compiled_from(1)
+    check_agreement("compiled", Taylor(), in_turn(first))
 
 
 @needs_compiler
-def test_stages_are_compiled_each_for_itself_and_beyond_their_variants_run_plain(monkeypatch):
+@pytest.mark.slow
+@pytest.mark.hypothesis
+def test_compiled_agrees_on_random_flows(compiled_from):
+    compiled_from(20000)
+    turns = count()
+
+    @settings(
+        max_examples=examples(3), phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True
+    )
+    @given(flows())
+    def law(flow):
+        check_agreement("compiled", criterion_of(flow, kept=State()), matrices(DTYPES[next(turns) % 3]))
+
+    law()
+    assert next(turns) >= 3, "every dtype has to occur"
+
+
+@needs_compiler
+def test_stages_are_compiled_separately_and_beyond_their_variants_take_the_reference(monkeypatch):
     """Two stages with one variant each; a second variant of the first is left to the reference."""
     monkeypatch.setattr(compiled, "WORTH", 1)
     monkeypatch.setattr(compiled, "VARIANTS", 1)
@@ -154,8 +189,8 @@ def test_stages_are_compiled_each_for_itself_and_beyond_their_variants_run_plain
 
 
 @needs_compiler
-def test_what_a_dispatch_mode_watches_runs_plain(monkeypatch):
-    """As where someone counts the operations of a step in which masks are updated."""
+def test_under_a_dispatch_mode_the_reference_runs(monkeypatch):
+    """A mode that counts operations sees those of an update."""
     monkeypatch.setattr(compiled, "WORTH", 1)
     stage, window = Stage(1, (Step("abs", (Ref(0),)),), ((Ref(1), "sum"),)), torch.randn(4, 3, 5, 2)
     with FlopCounterMode(display=False):
@@ -171,7 +206,7 @@ def test_the_choice_of_a_lowering():
         assert block_score.choose(cpu, block_score.PAYS) is compiled.fold
 
 
-def test_without_a_compiler_the_plain_lowering_is_chosen_and_the_compiled_one_refused(monkeypatch, tmp_path):
+def test_without_a_compiler_the_reference_is_chosen_and_requesting_compiled_raises(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     compiled.has_compiler.cache_clear()

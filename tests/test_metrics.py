@@ -21,24 +21,24 @@ from sparse_lightning.metrics import BlockSparsity, MaskChurn, MaskOverlap, bloc
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 
-def share(part, whole, of_nothing):
-    return pytest.approx(part / whole if whole else of_nothing, abs=1e-6)
+def ratio(part, total, if_empty):
+    return pytest.approx(part / total if total else if_empty, abs=1e-6)
 
 
 def plain_sparsity(cases):
-    """The share of elements in tiles without a non-zero, tile by tile; a case is an array and a block shape."""
+    """The fraction of elements in tiles without a non-zero, tile by tile; a case is an array and a block shape."""
     zero = total = 0
     for array, block in cases:
         for corner in itertools.product(*(range(0, n, b) for n, b in zip(array.shape, block, strict=True))):
             tile = array[tuple(slice(c, c + b) for c, b in zip(corner, block, strict=True))]
             zero += 0 if np.any(tile != 0) else tile.size  # NaN != 0
             total += tile.size
-    return share(zero, total, 0.0)
+    return ratio(zero, total, 0.0)
 
 
 def plain_churn(updates):
     changed = sum(int(np.sum(a[name] != b[name])) for a, b in updates for name in a)
-    return share(changed, sum(grid.size for a, _ in updates for grid in a.values()), 0.0)
+    return ratio(changed, sum(grid.size for a, _ in updates for grid in a.values()), 0.0)
 
 
 def pruned_set(masks):
@@ -47,7 +47,7 @@ def pruned_set(masks):
 
 def plain_overlap(updates):
     sets = [(pruned_set(a), pruned_set(b)) for a, b in updates]
-    return share(sum(len(a & b) for a, b in sets), sum(len(a | b) for a, b in sets), 1.0)
+    return ratio(sum(len(a & b) for a, b in sets), sum(len(a | b) for a, b in sets), 1.0)
 
 
 MASK_METRICS = [
@@ -77,8 +77,8 @@ def mask_updates(draw):
     updates = []
     for _ in range(draw(st.integers(1, 3))):
         shapes = draw(st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(0, 5), max_size=3), max_size=3))
-        share_pruned = draw(st.sampled_from([0.0, 0.3, 0.9, 1.0]))
-        updates.append(tuple({k: rng.random(tuple(s)) < share_pruned for k, s in shapes.items()} for _ in range(2)))
+        fraction_pruned = draw(st.sampled_from([0.0, 0.3, 0.9, 1.0]))
+        updates.append(tuple({k: rng.random(tuple(s)) < fraction_pruned for k, s in shapes.items()} for _ in range(2)))
     return updates
 
 
@@ -96,7 +96,7 @@ def test_block_sparsity_is_counted_from_the_weights(cases, dtype):
     metric = BlockSparsity()
     for spec, case in zip(specs, cases, strict=True):
         assert float(block_sparsity(spec)) == plain_sparsity([case])
-        assert float(metric(spec)) == plain_sparsity([case]), "forward gives the value of its own update"
+        assert float(metric(spec)) == plain_sparsity([case]), "forward returns the value of its own update"
     assert float(metric.compute()) == plain_sparsity(cases), "updates add up by weights"
     assert float(block_sparsity(iter(specs))) == plain_sparsity(cases), "several blocks count as one set of weights"
 
@@ -173,22 +173,22 @@ def test_values_are_fp32_whatever_the_default_dtype(metric_class, default):
         assert value.dtype == metric.compute().dtype == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
-    assert float(value) == share(1, 3, 0.0)
+    assert float(value) == ratio(1, 3, 0.0)
 
 
 @pytest.mark.parametrize("metric_class", CLASSES)
-def test_a_pickled_metric_goes_on_where_it_was(metric_class):
+def test_a_pickled_metric_continues_where_it_was(metric_class):
     metric = metric_class()
     metric.update(*arguments_of(metric_class, many=5))
     again = pickle.loads(pickle.dumps(metric))
     again.update(*arguments_of(metric_class))
-    assert float(again.compute()) == share(1, 3, 0.0)
+    assert float(again.compute()) == ratio(1, 3, 0.0)
     assert [int(state) for state in again.metric_state.values()] == [6, 18]
     assert [int(state) for state in metric.metric_state.values()] == [5, 15], "the copy is apart from the original"
 
 
 @pytest.mark.parametrize("metric_class", CLASSES)
-def test_plot_gives_a_figure(metric_class):
+def test_plot_returns_a_figure(metric_class):
     matplotlib.use("Agg")
     metric = metric_class()
     values = [metric(*arguments_of(metric_class)) for _ in range(3)]
@@ -196,7 +196,7 @@ def test_plot_gives_a_figure(metric_class):
         figure, axes = metric.plot()
         assert figure.axes == [axes]
         assert axes.get_ylabel() == metric_class.__name__
-        assert axes.lines[0].get_ydata() == share(1, 3, 0.0)
+        assert axes.lines[0].get_ydata() == ratio(1, 3, 0.0)
         _, over_steps = metric.plot(values)
         assert list(over_steps.lines[0].get_ydata()) == pytest.approx([1 / 3] * 3)
         assert metric.plot(values, ax=axes)[1] is axes
@@ -210,7 +210,7 @@ def test_a_collection_does_not_take_one_metric_for_another():
     collection.update(torch.tensor([True, False]), torch.tensor([True, True]))
     collection.update(torch.tensor([True, True, False]), torch.tensor([True, True, False]))
     found = {name: float(value) for name, value in collection.compute().items()}
-    assert found == {"MaskChurn": share(1, 5, 0.0), "MaskOverlap": share(3, 4, 0.0)}
+    assert found == {"MaskChurn": ratio(1, 5, 0.0), "MaskOverlap": ratio(3, 4, 0.0)}
 
 
 GRID = torch.tensor([True, False])
@@ -220,16 +220,20 @@ GRID = torch.tensor([True, False])
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        (GRID, GRID[:1], r"the mask has the shape \(2,\) first and \(1,\) second: only masks of one grid"),
-        ({"fc": GRID}, {"fc": GRID[None]}, r"'fc' has the shape \(2,\) first and \(1, 2\) second"),
-        ({"fc": GRID, "up": GRID}, {"fc": GRID}, r"only the first has \['up'\], only the second \[\]. Give masks of"),
-        ({"fc": GRID}, {"fd": GRID}, r"only the first has \['fc'\], only the second \['fd'\]"),
-        ({"fc": GRID}, GRID, "came as dict and Tensor: give two grids, or two mappings"),
-        (GRID, GRID.float(), r"the mask is torch.float32: a mask is a boolean tensor, True where a block is pruned"),
-        ({"fc": [True]}, {"fc": GRID}, "'fc' is list: a mask is a boolean tensor"),
+        (GRID, GRID[:1], r"cannot compare the mask of shapes \(2,\) and \(1,\): pass masks of the same grid"),
+        ({"fc": GRID}, {"fc": GRID[None]}, r"cannot compare 'fc' of shapes \(2,\) and \(1, 2\)"),
+        (
+            {"fc": GRID, "up": GRID},
+            {"fc": GRID},
+            r"only the first has \['up'\], only the second has \[\]. Pass masks of",
+        ),
+        ({"fc": GRID}, {"fd": GRID}, r"only the first has \['fc'\], only the second has \['fd'\]"),
+        ({"fc": GRID}, GRID, "masks of type dict and Tensor: pass two grids, or two mappings"),
+        (GRID, GRID.float(), r"the mask is of type torch.float32: pass a boolean tensor, True where a block is pruned"),
+        ({"fc": [True]}, {"fc": GRID}, "'fc' is of type list: pass a boolean tensor"),
     ],
 )
-def test_masks_that_do_not_belong_together_are_refused_and_not_counted(metric_class, first, second, message):
+def test_masks_that_do_not_match_raise_and_are_not_counted(metric_class, first, second, message):
     metric = metric_class()
     with pytest.raises(SparseLightningError, match=message) as raised:
         metric.update(first, second)
@@ -241,8 +245,8 @@ def test_masks_that_do_not_belong_together_are_refused_and_not_counted(metric_cl
     ("wrong", "name"),
     [(torch.ones(2), "Tensor"), ("fc", "str"), (3, "int"), ({"fc": None}, "str"), ([torch.nn.ReLU()], "ReLU")],
 )
-def test_what_has_no_blocks_has_no_sparsity(wrong, name):
-    with pytest.raises(LayoutError, match=f"the sparsity of a {name}: give a scope, a block, or several of them"):
+def test_the_sparsity_of_what_has_no_blocks_raises(wrong, name):
+    with pytest.raises(LayoutError, match=f"the sparsity of a {name}: pass a scope, a block, or several of them"):
         block_sparsity(wrong)
 
 
@@ -274,7 +278,7 @@ def compare_in_process(rank, processes, file):
         assert [int(state) for state in metric.metric_state.values()] == own, "the own counts are back after compute"
         assert own[0] / max(own[1], 1) != expected, "the processes differ, or this test could not fail"
         on_step = metric_class(dist_sync_on_step=True)
-        assert float(on_step(*arguments_of(metric_class, many=rank + 1))) == share(1, 3, 0.0)
+        assert float(on_step(*arguments_of(metric_class, many=rank + 1))) == ratio(1, 3, 0.0)
     torch.distributed.destroy_process_group()
 
 

@@ -1,10 +1,10 @@
-"""Models of the recipes: they learn, and the pattern of their recipe makes them as sparse as asked, masks held."""
+"""Models of the recipes: they learn, and reach the sparsity of their recipe with pruned blocks held at zero."""
 
 from __future__ import annotations
 
 import fnmatch
 import sys
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from sparse_lightning import Cubic, SparsityCallback
-from sparse_lightning.configuration.compose import compose
-from sparse_lightning.configuration.parts import Parts
+from sparse_lightning import Cubic, LayoutError, SparsityCallback
+from sparse_lightning.app.compose import compose
+from sparse_lightning.app.factory import Factory
 from sparse_lightning.data import Cifar10, Digits, MissingError, StdlibText, TextFile
 from sparse_lightning.models import GPT, DigitsConv, DigitsMLP, DigitsViT, HlbCifar10, HuggingFace
 from sparse_lightning.models.sharding import ShardingError
@@ -67,7 +67,7 @@ CASES = {
 def sparsity_of(recipe: str) -> SparsityCallback:
     """The callback that a recipe makes."""
     config = compose([f"recipe={recipe}", "update_every=1"]).plain("/tmp")
-    return Parts(config).sparsity()
+    return Factory(config).sparsity()
 
 
 def fit(model: L.LightningModule, data: L.LightningDataModule, steps: int, *callbacks: L.Callback) -> L.Trainer:
@@ -80,20 +80,27 @@ def fit(model: L.LightningModule, data: L.LightningDataModule, steps: int, *call
     return trainer
 
 
-@pytest.mark.parametrize("recipe", CASES)
-def test_a_model_learns_with_the_pattern_of_its_recipe(recipe):
+@cache
+def trained(recipe: str) -> tuple[L.LightningModule, SparsityCallback, Losses, Spy, L.Trainer]:
+    """A small model with the pattern of its recipe, trained once for all tests that look at it."""
     make, data, steps = CASES[recipe]
+    torch.manual_seed(0)
     model, pruning, losses = make(), sparsity_of(recipe), Losses()
     spy = Spy(pruning.sparsifier)
-    trainer = fit(model, data(), steps, pruning, losses, spy)
+    return model, pruning, losses, spy, fit(model, data(), steps, pruning, losses, spy)
+
+
+@pytest.mark.parametrize("recipe", CASES)
+def test_a_model_learns_with_the_pattern_of_its_recipe(recipe):
+    model, pruning, losses, spy, trainer = trained(recipe)
     assert all(torch.isfinite(torch.tensor(losses.values))), f"{recipe}: the loss is not finite: {losses.values}"
     third = len(losses.values) // 3
     first, last = sum(losses.values[:third]) / third, sum(losses.values[-third:]) / third
     assert last < first, f"{recipe}: the loss does not fall: {losses.values}"
-    assert spy.readings["batch end"] == len(losses.values) == steps
+    assert spy.readings["batch end"] == len(losses.values) == CASES[recipe][2]
     assert spy.pruned, f"{recipe}: nothing was pruned"
     target, actual = (float(trainer.callback_metrics[f"sparsity/{name}"]) for name in ("target", "actual"))
-    assert target == pytest.approx(pruning.sparsifier.settings.schedule.final)
+    assert target == pytest.approx(pruning.sparsifier.configuration.schedule.final)
     assert actual == pytest.approx(EXPECTED.get(recipe, target), abs=0.02)
     assert model.metric in trainer.callback_metrics
     assert {"train_loss", "val_loss"} <= set(trainer.callback_metrics)
@@ -130,9 +137,7 @@ def test_hlb_cifar10_whitens_its_first_images_and_does_not_train_that():
 
 @pytest.mark.parametrize(("recipe", "name"), [("digits_filters", "stages.0.conv1"), ("hlb_cifar10", "groups.0.conv2")])
 def test_a_pruned_filter_takes_its_norm_and_its_reader_along(recipe, name):
-    make, data, steps = CASES[recipe]
-    model, pruning = make(), sparsity_of(recipe)
-    fit(model, data(), steps, pruning)
+    model = trained(recipe)[0]
     owner, conv = name.rsplit(".", 1)
     number = int(conv[-1])
     group = model.get_submodule(owner)
@@ -169,6 +174,75 @@ def test_a_hugging_face_model_is_read_from_its_folder(tmp_path, tied):
     assert spy.pruned
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_hugging_face_model_is_that_of_from_pretrained(tmp_path, tied, dtype):
+    """Built on the meta device; parameters stay the objects that an optimizer may hold when weights are read."""
+    transformers = pytest.importorskip("transformers")
+    folder = save_llama(tmp_path / "llama", tie_word_embeddings=tied)
+    transformers.AutoModelForCausalLM.from_pretrained(folder).to(dtype).save_pretrained(folder)
+    model = HuggingFace(ADAMW, str(folder))
+    held = list(model.parameters())
+    assert all(weight.is_meta for weight in held)
+    model.configure_model()
+    wanted = transformers.AutoModelForCausalLM.from_pretrained(folder).float()
+    assert all(a is b for a, b in zip(held, model.parameters(), strict=True))
+    assert list(model.model.state_dict()) == list(wanted.state_dict())
+    for name, tensor in [*wanted.named_parameters(), *wanted.named_buffers()]:
+        found = model.model.get_parameter(name) if "inv_freq" not in name else model.model.get_buffer(name)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, tensor), name
+    tokens = torch.arange(24).view(2, 12)
+    assert torch.equal(model.eval()(tokens), wanted.eval()(tokens).logits)
+
+
+def test_a_checkpoint_of_a_base_model_is_found_by_its_names(tmp_path):
+    """A folder whose names lack the prefix of the model with a head, as those of the first GPT-2 do."""
+    transformers = pytest.importorskip("transformers")
+    from safetensors.torch import load_file, save_file
+
+    sizes = {"vocab_size": 256, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 4}
+    wanted = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    wanted.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
+    save_file(bare, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = HuggingFace(ADAMW, str(tmp_path))
+    tokens = torch.arange(24).view(2, 12)
+    assert torch.equal(model.eval()(tokens), wanted.eval()(tokens).logits)
+
+
+def test_a_checkpoint_with_other_names_is_read_whole_with_a_warning(tmp_path):
+    """Transformers may convert names and shapes, which cannot be read in slices."""
+    pytest.importorskip("transformers")
+    from safetensors.torch import load_file, save_file
+
+    folder = save_llama(tmp_path, tie_word_embeddings=True)
+    stored = load_file(folder / "model.safetensors")
+    stored.pop("model.norm.weight")
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    model = HuggingFace(ADAMW, str(folder))
+    with pytest.warns(UserWarning, match=r"model.norm.weight of LlamaForCausalLM is not stored .* reads it whole"):
+        model.configure_model()
+    assert torch.equal(model.model.get_parameter("model.norm.weight"), torch.ones(32)), "as transformers fills it"
+    assert torch.equal(model.model.get_parameter("model.embed_tokens.weight"), stored["model.embed_tokens.weight"])
+
+
+def test_a_folder_without_safetensors_is_named(tmp_path):
+    folder = save_llama(tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(MissingError, match=r"has no model.safetensors .*save_pretrained"):
+        HuggingFace(path=str(folder))
+
+
+def test_an_index_names_files_of_its_folder_only(tmp_path):
+    folder = save_llama(tmp_path / "llama")
+    (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../elsewhere.safetensors"}}')
+    with pytest.raises(MissingError, match=r"\.\./elsewhere.safetensors .* is not a file of that folder"):
+        HuggingFace(path=str(folder))
+
+
 def test_gpt2_with_its_transposed_layers_takes_heads_and_neurons(tmp_path):
     transformers = pytest.importorskip("transformers")
     from sparse_lightning import Heads, Neurons
@@ -183,7 +257,9 @@ def test_gpt2_with_its_transposed_layers_takes_heads_and_neurons(tmp_path):
 
 def test_a_folder_that_is_not_there_is_named():
     pytest.importorskip("transformers")
-    with pytest.raises(MissingError, match=r"model.path=/no/such is not there: give the folder of a Hugging Face"):
+    with pytest.raises(
+        MissingError, match=r"model.path=/no/such does not exist: set it to the folder of a Hugging Face"
+    ):
         HuggingFace(path="/no/such")
 
 
@@ -211,7 +287,7 @@ def mesh():
 
 
 @pytest.mark.parametrize("recipe", CASES)
-def test_a_model_shards_itself_once_where_there_is_a_mesh(recipe, mesh):
+def test_a_model_shards_itself_once_where_there_is_a_mesh(recipe, mesh, monkeypatch):
     model, data = CASES[recipe][0](), CASES[recipe][1]()
     batch = next(iter(data.val_dataloader()))
     inputs = batch[0] if isinstance(batch, list) else batch[:, :-1]
@@ -219,7 +295,7 @@ def test_a_model_shards_itself_once_where_there_is_a_mesh(recipe, mesh):
     model.configure_model()
     assert not isinstance(model, FSDPModule), "there is no mesh yet"
     wanted = model(inputs)
-    model._device_mesh = mesh  # as the strategy sets it
+    monkeypatch.setattr(L.LightningModule, "device_mesh", property(lambda self: mesh))
     model.configure_model()
     model.configure_model()
     assert isinstance(model, FSDPModule)
@@ -233,7 +309,12 @@ def test_plans_for_tensor_parallelism_name_layers_and_fall_on_heads():
         names = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
         for pattern in model.tensor_plan(2):
             assert fnmatch.filter(names, pattern), f"{type(model).__name__}: {pattern} names no layer"
-    with pytest.raises(ShardingError, match="num_key_value_heads=4 cannot be split over 8 devices"):
+    with pytest.raises(ShardingError, match="num_key_value_heads=4 cannot be split over 8 devices: choose"):
         small_llama().tensor_plan(8)
     with pytest.raises(ShardingError, match="DigitsConv has no plan for tensor parallelism over 2 devices"):
         DigitsConv().tensor_plan(2)
+
+
+def test_heads_that_do_not_divide_the_width_raise_an_error():
+    with pytest.raises(LayoutError, match="heads=5 does not divide width=32: change one of them"):
+        GPT(ADAMW, context=8, width=32, heads=5)

@@ -1,4 +1,4 @@
-"""Names: plain names through every wrapper, and globs that tell what their wildcards stand for."""
+"""Names: plain names through every wrapper, and globs that return the text of their wildcards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sparse_lightning.errors import PatternError
-from sparse_lightning.names import Names, captures, matches, nearest, plain_name
+from sparse_lightning.patterns.names import Names, captures, matches, nearest, plain_name
 
 WRAPPERS = ["_orig_mod", "base_layer", "base_model.model", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"]
 PARTS = st.sampled_from(["layers", "0", "1", "attn", "q_proj", "weight", "model", "lora_A", "my_orig_mod"])
@@ -125,4 +125,4 @@ def test_the_nearest_name_is_one_that_matches():
     assert hint == ": did you mean '*.mlp.up.weight'?"
     assert nearest("*.mpl.*", known) == ": did you mean '*.mlp.*'?"
     assert nearest("haed.weight", known) == ": did you mean 'head.weight'?"
-    assert "there are" in nearest("zzzz", known)
+    assert nearest("zzzz", known) == f": there are {', '.join(map(repr, known))}"

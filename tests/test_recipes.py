@@ -1,25 +1,24 @@
-"""Every recipe that lies in the folder runs, through the same function as the command line."""
+"""Every recipe of the folder runs, through the same function as the command line."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from sparse_lightning.configuration.catalog import CONF, purpose
-from sparse_lightning.configuration.compose import compose
-from sparse_lightning.run import run
+from sparse_lightning.app.catalog import CONF, purpose
+from sparse_lightning.app.check import check
+from sparse_lightning.app.compose import compose
+from sparse_lightning.app.run import run
 
 RECIPES = sorted(path.stem for path in (CONF / "recipe").glob("*.yaml"))
 SMALLER = {"hlb_cifar10": ["model.widths=[16,32,64]", "model.stem=16", "data.batch_size=8", "data.made=64"]}
-"""What makes one batch of a recipe cheap, where it is not."""
+"""Overrides that make one batch of a recipe cheap."""
+PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"
 NEEDS = {"finetune_transformer": "transformers"}
-
-
-def text_of(recipe: str) -> str:
-    return (CONF / "recipe" / f"{recipe}.yaml").read_text("utf-8")
 
 
 def test_the_recipes_that_are_promised_are_there():
@@ -28,28 +27,21 @@ def test_the_recipes_that_are_promised_are_there():
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_says_what_it_shows(recipe):
-    said = purpose(text_of(recipe))
-    assert said.endswith("."), f"{recipe}: let the first comment be a sentence on what it shows, not {said!r}"
-    assert len(said) < 90, f"{recipe}: {said!r} is too long for a line of --help"
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_is_in_the_page_about_them(recipe):
-    page = Path(__file__).parent.parent / "docs" / "recipes.md"
-    assert re.search(rf"`{recipe}`", page.read_text("utf-8")), f"docs/recipes.md says nothing about {recipe}"
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_runs(recipe, tmp_path, monkeypatch):
+def test_a_recipe_is_documented_and_runs(recipe, tmp_path, monkeypatch):
+    text = purpose((CONF / "recipe" / f"{recipe}.yaml").read_text("utf-8"))
+    assert text.endswith("."), f"{recipe}: the first comment should be a sentence on what it shows, not {text!r}"
+    assert len(text) < 90, f"{recipe}: {text!r} is too long for a line of --help"
+    assert f"| `{recipe}` |" in PAGE.read_text("utf-8"), f"docs/recipes.md has no row for {recipe}"
     if recipe in NEEDS:
         pytest.importorskip(NEEDS[recipe])
     monkeypatch.chdir(tmp_path)
     quick = ["trainer.fast_dev_run=true", "trainer.enable_progress_bar=false", "logger=none"]
-    config = compose([f"recipe={recipe}", *quick, *SMALLER.get(recipe, [])]).plain(str(tmp_path / "run"))
-    outcome = run(config)
-    assert outcome.metric is not None, f"{recipe}: its model logs no metric that it names"
-    assert "actual" in outcome.table
+    result = run(compose([f"recipe={recipe}", *quick, *SMALLER.get(recipe, [])]).plain(str(tmp_path / "run")))
+    written = json.loads((tmp_path / "run" / "results.json").read_text("utf-8"))
+    assert result.metric in written["sparse"].values(), f"{recipe}: its model logs no metric that it names"
+    assert written["parameters"], f"{recipe}: its patterns match nothing"
+    for row in written["parameters"]:
+        assert re.search(rf"^{re.escape(row['parameter'])} .* {row['actual']:.4f}$", result.table, re.MULTILINE), row
 
 
 def test_a_hugging_face_model_of_ones_own_runs_with_a_text_of_ones_own(tmp_path, monkeypatch):
@@ -65,11 +57,37 @@ def test_a_hugging_face_model_of_ones_own_runs_with_a_text_of_ones_own(tmp_path,
     own = [f"model.path={tmp_path}/llama", f"data.path={tmp_path}/text.txt", "data.context=8", "data.batch_size=4"]
     short = ["trainer.limit_train_batches=6", "trainer.limit_val_batches=2", "update_every=1", "compare_dense=false"]
     overrides = ["recipe=finetune_transformer", *own, *short, "trainer.enable_progress_bar=false"]
-    outcome = run(compose(overrides).plain(str(tmp_path / "run")))
-    assert re.search(r"actual sparsity .* 0\.[45]\d", outcome.table), outcome.table
+    result = run(compose(overrides).plain(str(tmp_path / "run")))
+    assert re.search(r"actual sparsity .* 0\.[45]\d", result.table), result.table
 
 
-def test_nine_of_ten_blocks_go_and_the_accuracy_stays(tmp_path, monkeypatch):
+def test_a_pretrained_model_is_fine_tuned_without_a_dense_baseline():
+    assert compose(["recipe=finetune_transformer"]).plain(".")["compare_dense"] is False
+    assert compose(["recipe=finetune_transformer", "compare_dense=true"]).plain(".")["compare_dense"] is True
+
+
+def documented_commands():
+    """The commands of docs/many-devices.md that fine-tune, one line each."""
+    text = (PAGE.parent / "many-devices.md").read_text("utf-8").replace("\\\n", " ")
+    return [line for line in text.splitlines() if "recipe=finetune_transformer" in line]
+
+
+@pytest.mark.parametrize("command", documented_commands())
+def test_a_documented_command_for_many_devices_composes(command):
+    overrides = [word for word in shlex.split(command) if "=" in word]
+    config = compose(overrides).plain(".")
+    check(config)
+    trainer = config["trainer"]
+    assert trainer["strategy"]["_target_"] == "sparse_lightning.callbacks.strategy.Sharded"
+    started = re.search(r"--nnodes (\d+) --nproc-per-node (\d+)", command)
+    assert (trainer["num_nodes"], trainer["devices"]) == (tuple(map(int, started.groups())) if started else (1, 8))
+
+
+def test_the_documented_commands_are_for_one_machine_and_for_two():
+    assert [command.split()[0] for command in documented_commands()] == ["sparse-lightning", "torchrun"]
+
+
+def test_at_90_percent_sparsity_the_accuracy_stays(tmp_path, monkeypatch):
     """With the MLP, which is quicker than the transformer of the recipe; `docs/recipes.md` has that one."""
     monkeypatch.chdir(tmp_path)
     model = ["model=digits_mlp", "pattern.blocks.match=[first.weight,second.weight]", "optimizer.lr=0.002"]

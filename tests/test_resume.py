@@ -13,19 +13,19 @@ from resumable import CASES, SAVE_EVERY, STEPS, train, train_until
 from small_nets import LAYERS
 
 KILLS = {"movement": (4, 10, 20), "soft": (9, 17)}
-"""Before which steps runs are killed; others are once."""
+"""Before which steps runs are killed; all others are killed once."""
 
 # A run that is resumed saves where it saved before.
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """The one of the latest step."""
+    """Return the checkpoint of the latest step."""
     return max(folder.glob("saved/step=*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
 
 
 def logged(folder: Path) -> dict[int, dict[str, str]]:
-    """What was logged of sparsity, by step, over all versions of the log."""
+    """Return the logged sparsity by step, over all versions of the log."""
     rows = {}
     for path in sorted(folder.glob("logs/version_*/metrics.csv")):
         for row in csv.DictReader(path.read_text().splitlines()):
@@ -36,8 +36,10 @@ def logged(folder: Path) -> dict[int, dict[str, str]]:
 
 
 def flat(value, place=""):
-    """All leaves of a nested state, with where they are."""
-    if isinstance(value, dict):
+    """Yield all leaves of a nested state with their places; an empty container is a leaf."""
+    if isinstance(value, dict | list | tuple) and not value:
+        yield place, value
+    elif isinstance(value, dict):
         for key, inner in value.items():
             yield from flat(inner, f"{place}/{key}")
     elif isinstance(value, (list, tuple)):
@@ -48,8 +50,9 @@ def flat(value, place=""):
 
 
 def differences(one, other) -> list[str]:
-    """The places at which two states are not bit for bit the same."""
+    """Return the places at which two states are not bit for bit the same."""
     one, other = dict(flat(one)), dict(flat(other))
+    assert any(isinstance(leaf, torch.Tensor) for leaf in one.values()), "a state without tensors shows nothing"
     found = sorted(set(one) ^ set(other))
     for place in set(one) & set(other):
         a, b = one[place], other[place]
@@ -59,7 +62,7 @@ def differences(one, other) -> list[str]:
 
 
 def end_of(trainer, net, ours) -> dict:
-    """All that a run leaves behind."""
+    """Return the final state of a run."""
     return {
         "weights": dict(net.state_dict()),
         "optimizer": trainer.optimizers[0].state_dict(),
@@ -67,28 +70,54 @@ def end_of(trainer, net, ours) -> dict:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_killed_and_resumed(case, tmp_path):
+@pytest.fixture
+def one_thread():
+    """Sums have the same order in this process and in those that are killed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        whole = end_of(*train(case, tmp_path / "whole"))
-        for die_at in KILLS.get(case, (13,)):
-            folder = tmp_path / f"killed at {die_at}"
-            run = FORKED.Process(target=train_until, args=(case, folder, die_at))
-            run.start()
-            run.join()
-            assert run.exitcode == -signal.SIGKILL
-            ckpt = last_checkpoint(folder)
-            assert ckpt.stem == f"step={die_at // SAVE_EVERY * SAVE_EVERY}"
-            resumed = end_of(*train(case, folder, ckpt_path=str(ckpt)))
-            assert not differences(whole, resumed)
-            assert logged(folder) == logged(tmp_path / "whole"), "sparsity was logged otherwise"
-    finally:
-        torch.set_num_threads(threads)
+    yield
+    torch.set_num_threads(threads)
+
+
+def updates_of(case) -> list[int]:
+    """Return the steps at which the first callback of a case updates its masks."""
+    settings = CASES[case][1][0]
+    plan = settings["schedule"].resolve(STEPS)
+    return [step for step in range(STEPS) if plan.is_update(step, settings["update_every"])]
+
+
+def check_kills(case, steps, folder):
+    """A run that is killed before each of the steps ends as the run that was not."""
+    whole = end_of(*train(case, folder / "whole"))
+    expected = logged(folder / "whole")
+    assert set(expected) >= set(updates_of(case)), "sparsity was not logged at every update"
     assert all(callback["step"] == STEPS for callback in whole["callbacks"])
     assert any((weight == 0).any() for weight in whole["weights"].values()), "nothing was pruned"
+    for die_at in steps:
+        killed = folder / f"killed at {die_at}"
+        run = FORKED.Process(target=train_until, args=(case, killed, die_at))
+        run.start()
+        run.join()
+        assert run.exitcode == -signal.SIGKILL
+        ckpt = last_checkpoint(killed)
+        assert ckpt.stem == f"step={die_at // SAVE_EVERY * SAVE_EVERY}"
+        assert set(logged(killed)) == {step for step in expected if step < die_at}
+        resumed = end_of(*train(case, killed, ckpt_path=str(ckpt)))
+        assert not differences(whole, resumed), f"killed before step {die_at}"
+        assert logged(killed) == expected, f"killed before step {die_at}: sparsity was logged otherwise"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_killed_and_resumed(case, tmp_path, one_thread):
+    check_kills(case, KILLS.get(case, (13,)), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", CASES)
+def test_killed_before_any_step_and_resumed(case, tmp_path, one_thread):
+    check_kills(case, range(SAVE_EVERY, STEPS), tmp_path)
 
 
 def test_the_masks_of_a_run_are_in_its_checkpoint(tmp_path):

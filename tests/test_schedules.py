@@ -31,14 +31,14 @@ from sparse_lightning.schedules import (
 
 SPARSITIES = st.one_of(st.sampled_from([0.0, 1.0, 0.5, 0.9, 1]), st.floats(0, 1))
 STEPS = st.integers(0, 60)
-PARTS = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1))
+FRACTIONS = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1))
 RAMPS = [Linear, Cubic, Cosine, Exponential]
 
 
 @st.composite
 def spans(draw):
-    """Two steps in order; whole ones, or parts of the run."""
-    return tuple(sorted(draw(st.tuples(STEPS, STEPS) if draw(st.booleans()) else st.tuples(PARTS, PARTS))))
+    """Two steps in order; optimizer steps, or fractions of the run."""
+    return tuple(sorted(draw(st.tuples(STEPS, STEPS) if draw(st.booleans()) else st.tuples(FRACTIONS, FRACTIONS))))
 
 
 @st.composite
@@ -51,7 +51,7 @@ def ramps(draw, kinds=tuple(RAMPS)):
 
 @st.composite
 def step_schedules(draw):
-    at = draw(st.sampled_from([STEPS, PARTS]))
+    at = draw(st.sampled_from([STEPS, FRACTIONS]))
     steps = sorted(draw(st.sets(at, min_size=1, max_size=4)))
     milestones = [(step, draw(SPARSITIES)) for step in steps]
     return Steps(dict(milestones) if draw(st.booleans()) else milestones)
@@ -69,19 +69,19 @@ SIMPLE = st.one_of(
     step_schedules(),
     cyclics(),
     st.builds(lambda final, span: Constant(final, *span), SPARSITIES, spans()),
-    st.builds(OneShot, SPARSITIES, st.one_of(STEPS, PARTS)),
+    st.builds(OneShot, SPARSITIES, st.one_of(STEPS, FRACTIONS)),
 )
 
 
 @st.composite
-def joins(draw, parts=SIMPLE):
-    """Stretches that are long enough for every part given in whole steps."""
-    schedules = draw(st.lists(parts, min_size=1, max_size=3))
+def joins(draw, segments=SIMPLE):
+    """Segments that are long enough for every schedule in optimizer steps."""
+    schedules = draw(st.lists(segments, min_size=1, max_size=3))
     first = 61 + draw(st.integers(0, 9))
     return Join(schedules, [first + 70 * i for i in range(len(schedules) - 1)])
 
 
-# A Join of Joins of up to three stretches of 70 steps each.
+# A Join of Joins of up to three segments of 70 steps each.
 NESTED = st.builds(lambda a, b: Join([a, b], [300]), joins(), joins())
 SCHEDULES = st.one_of(SIMPLE, joins(), NESTED)
 TOTALS = st.integers(1, 120)
@@ -89,7 +89,7 @@ TOTALS = st.integers(1, 120)
 
 @st.composite
 def resolved(draw, schedules=SCHEDULES):
-    """A schedule in whole steps, and all steps around its span."""
+    """A schedule in optimizer steps, and all steps around its span."""
     schedule = draw(schedules).resolve(draw(TOTALS))
     return schedule, range(max(0, schedule.span[0] - 2), schedule.span[1] + 4)
 
@@ -128,7 +128,7 @@ def test_a_resolved_schedule_resolves_to_itself(case, total):
 
 
 @given(st.one_of(ramps(), step_schedules(), cyclics()), TOTALS)
-def test_parts_of_the_run_become_steps_and_steps_stay(schedule, total):
+def test_fractions_of_the_run_become_steps_and_steps_stay(schedule, total):
     steps = [at for at, _ in schedule.milestones] if isinstance(schedule, Steps) else [schedule.begin, schedule.end]
     expected = [at if isinstance(at, int) else round(at * (total - 1)) for at in steps]
     assert schedule.resolve(total).span == (expected[0], expected[-1])
@@ -193,7 +193,7 @@ def test_steps_hold_the_last_milestone_and_each_is_an_update(case, every):
 
 
 @given(resolved(cyclics()))
-def test_a_cycle_is_a_wave_until_its_last_top(case):
+def test_a_cycle_is_a_wave_until_its_last_maximum(case):
     schedule, _ = case
     (begin, end), period = schedule.span, schedule.period
     tops = [begin + period / 2 + k * period for k in range(end - begin + 1) if begin + period / 2 + k * period <= end]
@@ -208,7 +208,7 @@ def test_a_cycle_is_a_wave_until_its_last_top(case):
 
 
 @given(resolved(joins()), st.integers(1, 30))
-def test_a_join_is_each_schedule_in_its_stretch(case, every):
+def test_a_join_is_each_schedule_in_its_segment(case, every):
     schedule, steps = case
     starts = [0, *schedule.boundaries]
     for step in range(steps.stop):
@@ -225,12 +225,35 @@ def test_a_join_is_each_schedule_in_its_stretch(case, every):
 def test_the_run_ends_at_its_last_step(kind):
     schedule = kind(0.9, begin=0.1, end=0.7).resolve(101)
     assert schedule == kind(0.9, begin=10, end=70)
-    assert kind(0.9).resolve(101).span == (0, 100)
+    assert kind(0.9, begin=0.0, end=1.0).resolve(101).span == (0, 100)
     assert kind(0.9).resolve(1)(0) == 0.9, "a run of one step ends where it begins"
 
 
-def test_a_part_of_the_run_in_a_join_is_a_part_of_its_stretch():
-    schedule = Join([Cubic(0.5), Linear(0.9, begin=0.5, initial=0.5)], [0.6]).resolve(101)
+@pytest.mark.parametrize("kind", RAMPS)
+def test_by_default_a_ramp_leaves_steps_to_train_before_and_after(kind):
+    assert kind(0.9) == kind(0.9, begin=0.1, end=0.7)
+    assert Cyclic(0.1, 0.9, 0.2) == Cyclic(0.1, 0.9, 0.2, begin=0.1, end=0.9)
+
+
+@pytest.mark.parametrize("kind", RAMPS)
+def test_a_ramp_to_a_step_begins_at_step_0_and_needs_no_total_steps(kind):
+    assert kind(0.9, end=50).resolve(None).span == (0, 50)
+    assert kind(0.9, end=0.05).resolve(101).span == (0, 5), "the default would begin after the end"
+    assert kind(0.9, begin=0.02, end=0.05).resolve(101).span == (2, 5)
+    assert Cyclic(0.1, 0.9, 5, end=50).resolve(None).span == (0, 50)
+
+
+@given(st.floats(0, 1), st.integers(0, 10_000))
+def test_a_constant_schedule_needs_no_total_steps(end, step):
+    schedule = Constant(0.5, end=end).resolve(None)
+    assert schedule(step) == 0.5
+    assert schedule.is_update(step, every=1), "updates never end"
+    with pytest.raises(SparsityError, match=r"begin=0.5 of Constant is a fraction of the run"):
+        Constant(0.5, begin=0.5).resolve(None)
+
+
+def test_a_fraction_of_the_run_in_a_join_is_a_fraction_of_its_segment():
+    schedule = Join([Cubic(0.5, 0, 1.0), Linear(0.9, 0.5, 1.0, 0.5)], [0.6]).resolve(101)
     assert schedule == Join([Cubic(0.5, 0, 59), Linear(0.9, 20, 40, 0.5)], [60])
 
 
@@ -241,7 +264,7 @@ def test_a_run_too_short_for_all_of_it_keeps_what_comes_last():
     assert Cyclic(0.1, 0.9, period=0.1).resolve(1)(0) == 0.9
 
 
-def test_hydra_gives_lists_and_mappings():
+def test_hydra_passes_lists_and_mappings():
     config = OmegaConf.create(
         {
             "_target_": "sparse_lightning.schedules.Join",
@@ -274,66 +297,78 @@ def test_a_ramp_of_ones_own_is_one_method_and_cannot_leave_its_bounds():
     assert schedule == Sudden(0.6, 0, 6, 0.3)
 
 
-REFUSED = {
+WRONG = {
     "a sparsity above 1": (lambda: Linear(1.5), "final=1.5 of Linear: a sparsity must lie between 0"),
     "a negative sparsity": (lambda: Cubic(0.5, initial=-0.1), "initial=-0.1 of Cubic"),
     "a sparsity that is not a number": (lambda: Constant(math.nan), "final=nan of Constant"),
     "a sparsity that is a bool": (lambda: OneShot(True), "final=True of OneShot"),
     "a sparsity that is a text": (lambda: OneShot("0.5"), "final='0.5' of OneShot"),
-    "a step that is a bool": (lambda: OneShot(0.5, at=True), "at=True of OneShot: give an int from 0 on"),
+    "a step that is a bool": (lambda: OneShot(0.5, at=True), "at=True of OneShot is not a step: pass an int ≥ 0"),
     "a negative step": (lambda: Linear(0.5, begin=-1), "begin=-1 of Linear"),
-    "a part above the whole": (lambda: Linear(0.5, end=100.0), r"end=100.0 of Linear.* a float between 0.0 and 1.0"),
-    "a part that is not a number": (lambda: Linear(0.5, end=math.nan), "end=nan of Linear"),
-    "an end before the begin": (lambda: Cosine(0.5, 20, 10), "from begin=20 to end=10 .* lower begin or raise end"),
-    "parts in the wrong order": (lambda: Cosine(0.5, 0.5, 0.1), "from begin=0.5 to end=0.1"),
-    "a fall": (lambda: Linear(0.5, initial=0.9), "initial=0.9 of Linear is above final=0.5.* Steps, Cyclic and Join"),
+    "a fraction above 1": (lambda: Linear(0.5, end=100.0), r"end=100.0 of Linear.* a float between 0.0 and 1.0"),
+    "a fraction that is not a number": (lambda: Linear(0.5, end=math.nan), "end=nan of Linear"),
+    "an end before the begin": (
+        lambda: Cosine(0.5, 20, 10),
+        "from begin=20 to end=10 .* lower begin or raise end",
+    ),
+    "fractions in the wrong order": (lambda: Cosine(0.5, 0.5, 0.1), "from begin=0.5 to end=0.1"),
+    "a fall": (lambda: Linear(0.5, initial=0.9), "initial=0.9 of Linear is above final=0.5.* Steps, Cyclic or Join"),
     "a wave upside down": (lambda: Cyclic(0.9, 0.5, 10), "low=0.9 of Cyclic is above high=0.5"),
-    "a wave of no steps": (lambda: Cyclic(0.1, 0.5, 0), "period=0 of Cyclic: a wave takes at least one step"),
-    "a rate of zero": (lambda: Exponential(0.5, rate=0), "rate=0 of Exponential: give a number above 0"),
-    "no milestones": (lambda: Steps([]), "Steps without a milestone"),
-    "a milestone that is no pair": (lambda: Steps([5]), "milestone 5 of Steps: give a pair"),
+    "a wave of no steps": (
+        lambda: Cyclic(0.1, 0.5, 0),
+        "period=0 of Cyclic is too short: it must be at least one step",
+    ),
+    "a rate of zero": (lambda: Exponential(0.5, rate=0), "rate=0 of Exponential is not a positive number"),
+    "no milestones": (lambda: Steps([]), "Steps has no milestones"),
+    "a milestone that is no pair": (lambda: Steps([5]), "milestone 5 of Steps is not a pair"),
     "a milestone of too much": (lambda: Steps({5: 2}), "sparsity at 5=2 of Steps"),
-    "milestones in disorder": (lambda: Steps([(9, 0.5), (5, 0.6)]), "milestone 9 of Steps stands before 5"),
-    "two milestones at once": (lambda: Steps([(9, 0.5), (9, 0.6)]), "milestone 9 of Steps stands before 9"),
-    "too few boundaries": (lambda: Join([Linear(0.5)] * 3, [5]), "3 schedules with 1 boundaries"),
-    "nothing to join": (lambda: Join([], []), "0 schedules with 0 boundaries"),
-    "a number to join": (lambda: Join([0.5]), "Join of 0.5: give schedules"),
-    "boundaries in disorder": (lambda: Join([Linear(0.5)] * 3, [9, 5]), "boundary 9 of Join stands before 5"),
-    "no run": (lambda: Linear(0.5).resolve(0), "in a run of 0 steps: a run has at least one"),
-    "a run without a length": (lambda: Linear(0.5).resolve(None), "end=1.0 of Linear .* give whole steps.* end=1000"),
-    "parts that are called": (lambda: Linear(0.5)(3), r"end=1.0 of Linear .* call resolve\(total_steps\) first"),
-    "parts of waves": (lambda: Cyclic(0.1, 0.5, 0.5, 0, 9)(3), "period=0.5 of Cyclic .* call resolve"),
-    "parts of milestones": (lambda: Steps({0.5: 0.5})(3), "milestone=0.5 of Steps .* call resolve"),
-    "parts of joins": (lambda: Join([OneShot(0.5)] * 2, [0.5])(3), "boundary=0.5 of Join .* call resolve"),
+    "milestones in disorder": (lambda: Steps([(9, 0.5), (5, 0.6)]), "milestone 9 of Steps comes before 5"),
+    "two milestones at once": (lambda: Steps([(9, 0.5), (9, 0.6)]), "milestone 9 of Steps comes before 9"),
+    "too few boundaries": (lambda: Join([Linear(0.5)] * 3, [5]), "3 schedules and 1 boundaries"),
+    "nothing to join": (lambda: Join([], []), "0 schedules and 0 boundaries"),
+    "a number to join": (lambda: Join([0.5]), "0.5 in a Join is not a schedule"),
+    "boundaries in disorder": (lambda: Join([Linear(0.5)] * 3, [9, 5]), "boundary 9 of Join comes before 5"),
+    "no run": (lambda: Linear(0.5).resolve(0), "cannot be resolved with total_steps=0: it must be at least 1"),
+    "a run without a length": (
+        lambda: Linear(0.5).resolve(None),
+        "end=0.7 of Linear is a fraction of the run, but total_steps is unknown: .* end=1000",
+    ),
+    "fractions that are called": (lambda: Linear(0.5)(3), r"begin=0.1 of Linear .* call resolve\(total_steps\) first"),
+    "a period that is a fraction": (lambda: Cyclic(0.1, 0.5, 0.5, 0, 9)(3), "period=0.5 of Cyclic .* call resolve"),
+    "milestones that are fractions": (lambda: Steps({0.5: 0.5})(3), "milestone=0.5 of Steps .* call resolve"),
+    "boundaries that are fractions": (
+        lambda: Join([OneShot(0.5)] * 2, [0.5])(3),
+        "boundary=0.5 of Join .* call resolve",
+    ),
     "an end before the begin, in this run": (
         lambda: Linear(0.5, begin=50, end=1.0).resolve(11),
         r"Linear\(final=0.5, begin=50, end=1.0.* in a run of 11 steps: .* begin=50 to end=10",
     ),
     "milestones in disorder, in this run": (
         lambda: Steps([(1, 0.5), (50, 0.6), (0.1, 0.7)]).resolve(11),
-        "milestone 50 of Steps stands before 1",
+        "milestone 50 of Steps comes before 1",
     ),
     "boundaries in disorder, in this run": (
         lambda: Join([OneShot(0.5)] * 3, [50, 0.0]).resolve(11),
-        "boundary 50 of Join stands before 0",
+        "boundary 50 of Join comes before 0",
     ),
-    "a part that does not fit its stretch": (
+    "a schedule that does not fit its segment": (
         lambda: Join([Linear(0.5, end=10), OneShot(0.9)], [10]).resolve(None),
-        "last update at step 10 of a stretch of 10 steps in a Join: end it earlier",
+        "in a Join has its last update at step 10, but its segment has 10 steps .*: end it earlier",
     ),
-    "an update every 0 steps": (lambda: Linear(0.5, end=9).is_update(3, every=0), "every 0 steps"),
+    "an update every 0 steps": (lambda: Linear(0.5, end=9).is_update(3, every=0), "every=0 is not a number of steps"),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_refused_with_names_and_numbers(case):
-    act, text = REFUSED[case]
+@pytest.mark.parametrize("case", WRONG)
+def test_invalid_arguments_raise_with_names_and_numbers(case):
+    act, text = WRONG[case]
     with pytest.raises(SparsityError, match=text) as caught:
         act()
     assert isinstance(caught.value, SparseLightningError)
     assert isinstance(caught.value, ValueError)
 
 
-def test_a_schedule_without_a_target_is_none():
+def test_a_schedule_without_a_target_is_abstract():
     with pytest.raises(TypeError, match="__call__"):
         Schedule()

@@ -23,6 +23,7 @@ from sparse_lightning import (
     SparsityBuilder,
     SparsityError,
 )
+from sparse_lightning.blocks.ordering import descending_order
 
 SCORES = [0.0, 1.0, 1.0, 2.0, -1.0, math.inf, -math.inf, math.nan]
 
@@ -147,7 +148,7 @@ def test_a_sparsity_becomes_a_count(scope, sparsity):
 
 
 @pytest.mark.parametrize("sparsity", [-0.01, 1.01, math.nan])
-def test_a_sparsity_outside_of_0_and_1_is_refused(sparsity):
+def test_a_sparsity_outside_of_0_and_1_raises_an_error(sparsity):
     scope = ScopeSpec(BlockSpec(torch.ones(4), (1,)), name="fc")
     with pytest.raises(SparsityError, match=f"sparsity of {sparsity} for ScopeSpec.'fc'.*between 0"):
         scope.sparsity_to_nnz(sparsity)
@@ -210,26 +211,34 @@ def test_values_are_judged_and_thresholded_and_the_weights_are_left():
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda b: ScopeSpec(b, (3,)), LayoutError, r"scope \(3,\) on the grid \(2, 4\).*not a multiple of 3"),
+        (
+            lambda b: ScopeSpec(b, (3,)),
+            LayoutError,
+            r"scope \(3,\) does not fit the grid \(2, 4\).*not a multiple of 3",
+        ),
         (lambda b: ScopeSpec(b, (1, 1, 1)), LayoutError, "more dimensions"),
         (lambda b: ScopeSpec(b).select(torch.ones(3, 3), 1), LayoutError, r"scores of shape \(3, 3\)"),
-        (lambda b: ScopeSpec(b).select(torch.ones(2, 4), 9), SparsityError, "between 0 and 8"),
-        (lambda b: ScopeSpec(b).select(torch.ones(2, 4), -1), SparsityError, "between 0 and 8"),
+        (
+            lambda b: ScopeSpec(b).select(torch.ones(2, 4), 9),
+            SparsityError,
+            "nnz=9 is out of range .* from 0 to 8 blocks",
+        ),
+        (lambda b: ScopeSpec(b).select(torch.ones(2, 4), -1), SparsityError, "nnz=-1 is out of range"),
         (lambda b: ScopeSpec(b).select(torch.ones(2, 4), 0.5), SparsityError, "must be an integer"),
         (lambda b: ScopeSpec(b).select({}, 1), CouplingError, "no scores for BlockSpec"),
-        (lambda b: ScopeSpec(b).hard_threshold(), SparsityError, "give one of the two"),
-        (lambda b: ScopeSpec(b).hard_threshold(1.0, 1), SparsityError, "give one of the two"),
-        (lambda b: ScopeCoupling([]), CouplingError, "none"),
+        (lambda b: ScopeSpec(b).hard_threshold(), SparsityError, "pass one of the two"),
+        (lambda b: ScopeSpec(b).hard_threshold(1.0, 1), SparsityError, "pass one of the two"),
+        (lambda b: ScopeCoupling([]), CouplingError, "has no members"),
         (lambda b: ScopeCoupling([ScopeSpec(b), ScopeSpec(b, (1,))]), CouplingError, r"\(1, 1\) and \(2, 1\)"),
-        (lambda b: ScopeCoupling([ScopeSpec(b), ScopeSpec(b)]), CouplingError, "can't compete with itself"),
+        (lambda b: ScopeCoupling([ScopeSpec(b), ScopeSpec(b)]), CouplingError, "twice: pass each block once"),
         (
             lambda b: ScopeCoupling([ScopeSpec(b), ScopeSpec(BlockSpec(b.param.T, (1, 2)), ())]).block_norms(b.param),
             CouplingError,
-            "give a mapping",
+            "pass a mapping",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(call, error, text):
+def test_arguments_that_do_not_fit_raise_an_error(call, error, text):
     with pytest.raises(error, match=text):
         call(BlockSpec(torch.ones(4, 4), (2, 1), name="fc"))
 
@@ -259,9 +268,32 @@ def test_a_builder_makes_all_kinds_by_name():
         (lambda b: b.get_scope("nothing"), "no scope 'nothing'"),
         (lambda b: b.couple_blocks("c", ["rows"]).couple_blocks("d", ["c"]), "coupling itself"),
         (lambda b: b.add_scope("s", "rows").couple_scopes("t", ["s"]).couple_scopes("u", ["t"]), "coupling itself"),
-        (lambda b: SparsityBuilder().add_block("up", "0.weight", (1,)), "no module"),
+        (lambda b: SparsityBuilder().add_block("up", "0.weight", (1,)), "'0.weight' needs a module"),
     ],
 )
-def test_a_builder_refuses_names_that_are_wrong(call, text):
+def test_wrong_names_in_a_builder_raise_an_error(call, text):
     with pytest.raises(CouplingError, match=text):
         call(SparsityBuilder(model()).add_block("rows", "0.weight", (1, -1)))
+
+
+@given(st.lists(st.sampled_from([0.0, -0.0, 1.0, -2.0, math.inf, -math.inf, math.nan]), max_size=12))
+def test_descending_order_puts_nan_last_and_the_lower_index_first(values):
+    key = [math.inf if math.isnan(x) else -x for x in values]
+    wanted = sorted(range(len(values)), key=lambda i: (math.isnan(values[i]), key[i]))
+    assert descending_order(torch.tensor(values)).tolist() == wanted
+    both = torch.tensor(values)[:, None].expand(-1, 2)
+    assert descending_order(both, dim=0).tolist() == [[i, i] for i in wanted]
+
+
+@given(st.lists(st.integers(-2, 2), max_size=12))
+def test_descending_order_of_integers_puts_the_lower_index_first(values):
+    wanted = sorted(range(len(values)), key=lambda i: -values[i])
+    assert descending_order(torch.tensor(values, dtype=torch.int64)).tolist() == wanted
+
+
+def test_blocks_are_named_after_their_scope():
+    first, second = (ScopeSpec(BlockSpec(torch.ones(2, 2), (1, 1), name=name)) for name in "ab")
+    assert first.named_blocks("fc") == {"fc": first.block}
+    named = ScopeCoupling([first, second]).named_blocks("mlp")
+    assert list(named) == ["mlp/0", "mlp/1"]
+    assert list(named.values()) == [first.block, second.block]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from strategies import block_shapes, shapes, tensors, walks
 
 from sparse_lightning import BlockSpec, Layout, LayoutError, View
-from sparse_lightning.patch import cut, patches, whole
-from sparse_lightning.reduction import MAX, MIN, SUM
+from sparse_lightning.blocks.reductions import MAX, MIN, SUM
+from sparse_lightning.kernels.block_score import reference
+from sparse_lightning.layout.regions import cut, regions, whole
 
 
 def boxes_of(shape, cuts):
@@ -40,7 +41,7 @@ def cut_specs(draw, signed=True):
 @given(cut_specs(), st.sampled_from([SUM, MAX, MIN]))
 def test_reductions_of_the_parts_combine_to_the_reduction_of_the_whole(case, reduction):
     spec, boxes = case
-    total = reduction.start(spec.grid_shape, spec.param)
+    total = reference.start(reduction.kind, spec.grid_shape, spec.param)
     for box in boxes:
         total = reduction.combine(total, spec.part_of_box(local_of(spec.param, box), box).reduce(reduction))
     assert torch.equal(total, spec.part().reduce(reduction))
@@ -108,10 +109,10 @@ def test_a_conv_weight_seen_as_a_matrix_and_sharded_by_filters():
 def test_a_shard_of_a_large_parameter_is_a_short_list_of_rectangles():
     """100 rows of 32-row blocks on 3 ranks: head, body and tail, not a list as long as the parameter."""
     base = Layout((4096, 1 << 16))
-    found = patches(base, base, (32, 32), ((1366, 2732), (5, 60000)), Layout((1366, 59995)))
+    found = regions(base, base, (32, 32), ((1366, 2732), (5, 60000)), Layout((1366, 59995)))
     assert len(found) <= 9
     flat = Layout((4096 * (1 << 16),))
-    assert len(patches(flat, base, (1024,), ((1366, 2732), (0, 1 << 16)), Layout((1366, 1 << 16)))) <= 3
+    assert len(regions(flat, base, (1024,), ((1366, 2732), (0, 1 << 16)), Layout((1366, 1 << 16)))) <= 3
 
 
 def test_an_empty_shard_holds_nothing_and_takes_any_mask():
@@ -121,7 +122,7 @@ def test_an_empty_shard_holds_nothing_and_takes_any_mask():
     part.fill_(torch.ones(2, 2, dtype=torch.bool))
 
 
-def test_a_box_that_does_not_fit_its_local_tensor_is_refused():
+def test_a_box_that_does_not_fit_its_local_tensor_raises_an_error():
     spec = BlockSpec(torch.ones(4, 4), (2, 2))
     with pytest.raises(LayoutError, match=r"does not have the shape of its local part"):
         spec.part_of_box(torch.ones(3, 4), ((0, 2), (0, 4)))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparse_lightning import BlockSpec, ScopeSpec, SparsityBuilder, View
-from sparse_lightning.table import HEADINGS, table, times, view_text
+from sparse_lightning.blocks.table import HEADINGS, table, times, view_text
 
 
 def rows_of(text: str) -> list[dict[str, str]]:

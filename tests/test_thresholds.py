@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse_lightning import BlockCoupling, BlockSpec, ScopeCoupling, ScopeSpec, SparsityError, View
-from sparse_lightning.prox import solve
+from sparse_lightning.blocks.thresholds import solve
 
 
 @given(st.integers(0, 2**32), st.floats(0, 3))
@@ -93,7 +93,7 @@ def coupled(dtype=torch.float64):
 
 @pytest.mark.parametrize("limit", [1 << 20, 10], ids=["in one", "in chunks"])
 def test_a_coupling_shrinks_as_one_block(limit, monkeypatch):
-    monkeypatch.setattr("sparse_lightning.chunk.CPU_ELEMENTS", limit)
+    monkeypatch.setattr("sparse_lightning.kernels.chunks.CPU_ELEMENTS", limit)
     neurons = coupled()
     metric = {spec: torch.rand(spec.param.shape, dtype=torch.float64) + 0.1 for spec in neurons.blocks()}
     up, down = (spec.param.clone() for spec in neurons.blocks())
@@ -124,7 +124,7 @@ def test_hard_threshold_prunes_below_and_keeps_at_the_threshold():
     assert spec.param.tolist() == [[3, 4, 0, 0, 0, 0]]
 
 
-def test_thresholds_of_scopes_reach_their_own_blocks():
+def test_thresholds_of_scopes_apply_to_their_own_blocks():
     first, second = BlockSpec(torch.ones(2, 4), (1, 1)), BlockSpec(torch.ones(4, 2), (1, 1))
     both = ScopeCoupling([ScopeSpec(first, (1, -1)), ScopeSpec(second, (-1, 1))], orders=[None, (1, 0)])
     assert both.grid_shape == (2, 1)
@@ -135,6 +135,6 @@ def test_thresholds_of_scopes_reach_their_own_blocks():
     assert not first.param.any()
 
 
-def test_a_negative_threshold_is_refused():
-    with pytest.raises(SparsityError, match="not negative"):
+def test_a_negative_threshold_raises_an_error():
+    with pytest.raises(SparsityError, match=r"threshold -1.0 is out of range: a proximal step takes 0 or more"):
         BlockSpec(torch.ones(2, 2), (1, 1)).soft_threshold(-1.0)

@@ -7,7 +7,7 @@ import sys
 from textwrap import dedent
 
 import pytest
-import torch
+from devices import needs_gpu
 from triton_harness import needs_triton, run_cases
 
 KERNELS = ["not select", "select"]
@@ -28,8 +28,7 @@ def test_compiled_ahead_of_time(kernel):
 
 
 @needs_triton
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@needs_gpu
 def test_on_the_gpu():
     run_cases("triton_cases.py", interpreted=False)
 

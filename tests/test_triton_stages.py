@@ -8,6 +8,7 @@ from textwrap import dedent
 
 import pytest
 import torch
+from devices import needs_gpu
 from triton_harness import needs_triton, run_cases
 
 from sparse_lightning.errors import FlowError
@@ -33,10 +34,10 @@ def test_compiled_ahead_of_time():
 
 
 @needs_triton
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_on_the_gpu():
-    run_cases("stage_triton_cases.py", interpreted=False)
+@needs_gpu
+@pytest.mark.parametrize("cases", ["stage_triton_cases.py", "lowering_triton_cases.py"])
+def test_on_the_gpu(cases):
+    run_cases(cases, interpreted=False)
 
 
 def test_a_gpu_takes_triton_where_it_is_installed(monkeypatch):
@@ -55,7 +56,7 @@ def test_stages_run_without_triton():
         sys.modules["triton"] = None  # importing it raises ImportError
         import torch
         from sparse_lightning.kernels import block_score
-        from sparse_lightning.kernels.block_score.stage import Ref, Stage
+        from sparse_lightning.kernels.stage import Ref, Stage
         run = block_score.choose(torch.device("cpu"), 6)
         [grid] = run(Stage(1, (), ((Ref(0), "sum"),)), [torch.ones(2, 3)])
         assert grid.tolist() == [3, 3]

@@ -6,12 +6,17 @@ Not collected by itself: `test_triton_kernels.py` runs it in processes of its ow
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
+from fill_cases import bits, combine, filled, on_device
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from poison import poison  # noqa: F401
 from triton_harness import case_device, is_interpreted
 
+from sparse_lightning import Blocks, BlockSpec, Constant, Layout, Sparsifier
 from sparse_lightning.kernels.block_apply import reference as apply_reference
 from sparse_lightning.kernels.nm_select import reference as select_reference
 
@@ -172,7 +177,13 @@ SELECTIONS = [
     ((5, 500), 5),
     ((63, 32), 8),
     ((2, 48), 16),
+    ((3, 128), 64),
+    ((2, 130), 65),
+    ((3, 1024), 512),
+    ((2, 300), 300),
+    ((4096,), 4096),
 ]
+"""The last ones are too large for a kernel; in all but contiguous strides, their rows cannot be merged."""
 
 
 def make_weight(shape, dtype, strided):
@@ -220,6 +231,111 @@ def test_select_reaches_beyond_32_bits():
     wanted = weight.clone()
     assert torch.equal(triton.nm_select(weight, 2, 4), select_reference.nm_select(wanted, 2, 4))
     assert torch.equal(weight, wanted)
+
+
+class CountedLaunches:
+    """A kernel that counts its launches."""
+
+    def __init__(self, kernel):
+        self.kernel, self.launches = kernel, 0
+
+    def __getitem__(self, grid):
+        self.launches += 1
+        return self.kernel[grid]
+
+
+@settings(max_examples=60 if is_interpreted() else 200, deadline=None)
+@given(st.lists(filled(), min_size=1, max_size=4).map(combine))
+def test_fill_of_many_tensors(case):
+    from sparse_lightning.kernels.block_fill import triton
+
+    tensors, windows, mask, wanted = case
+    ours = [on_device(tensor, case_device()) for tensor in tensors]
+    table = triton.TritonFill(windows, [tensor.element_size() for tensor in ours], torch.device(case_device()))
+    table.fill([tensor.data_ptr() for tensor in ours], mask.to(case_device()))
+    assert all(torch.equal(bits(tensor).cpu(), after) for tensor, after in zip(ours, wanted, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64, torch.int8], ids=str)
+@pytest.mark.parametrize(("pairs", "gap"), WINDOWS, ids=str)
+def test_fill_by_a_table(pairs, gap, dtype):
+    from sparse_lightning.kernels.block_fill import triton
+    from sparse_lightning.kernels.block_fill.windows import window
+
+    storage, shape, strides = make_window(pairs, gap, torch.float32)
+    storage = storage.nan_to_num(1, 2, 3).mul(9).to(dtype)
+    wanted, counts = storage.clone(), [n for n, _ in pairs]
+    here = window(0, Layout(shape, strides, 2), Layout(counts), range(len(counts)))
+    for share in (0.0, 0.5, 1.0):
+        mask = torch.rand(counts, device=case_device()) < share
+        apply_reference.fill_(wanted.as_strided(shape, strides, 2), mask)
+        table = triton.TritonFill([here], [storage.element_size()], storage.device)
+        table.fill([storage.data_ptr()], mask.flatten())
+        assert torch.equal(storage.view(torch.uint8), wanted.view(torch.uint8))
+
+
+def fifty_parameters():
+    """Parameters of mixed dtypes and strides, blocks of mixed shapes, and a shard of some of them."""
+    torch.manual_seed(0)
+    for i in range(50):
+        weight = torch.rand(16, 8 * (i % 4 + 1), device=case_device()).add(1).to(DTYPES[i % 3])
+        weight = [weight, weight.t().contiguous().t(), torch.stack([weight, weight], -1)[..., 0]][i % 3]
+        spec = BlockSpec(weight, [(4, 4), (1, 1), (3, 5), (1, -1)][i % 4], edge="partial")
+        if i % 5:
+            yield weight, spec, spec.part()
+        else:
+            box = ((3, 14), (0, weight.shape[1] - 3))
+            local = weight[3:14, : weight.shape[1] - 3].clone()
+            yield local, spec, spec.part_of_box(local, box)
+
+
+def test_all_parameters_of_a_step_take_one_launch(monkeypatch):
+    from sparse_lightning.kernels.block_fill import triton
+
+    tensors, specs, parts = zip(*fifty_parameters(), strict=True)
+    windows, start = [], 0
+    for i, (spec, part) in enumerate(zip(specs, parts, strict=True)):
+        windows += part.fill_windows(i, Layout(spec.grid_shape, None, start))
+        start += spec.numblk()
+    mask = torch.rand(start, device=case_device()) < 0.7
+    before = [tensor.clone() for tensor in tensors]
+    for spec, part, grid in zip(specs, parts, torch.split(mask, [s.numblk() for s in specs]), strict=True):
+        part.fill_(grid.view(spec.grid_shape))
+    wanted = [tensor.clone() for tensor in tensors]
+    counted = CountedLaunches(triton._fill)
+    monkeypatch.setattr(triton, "_fill", counted)
+    table = triton.TritonFill(windows, [t.element_size() for t in tensors], torch.device(case_device()))
+    for step in range(3):
+        for tensor, full in zip(tensors, before, strict=True):
+            tensor.copy_(full)
+        table.fill([t.data_ptr() for t in tensors], mask)
+        assert counted.launches == step + 1
+        assert all(same(tensor, after) for tensor, after in zip(tensors, wanted, strict=True))
+
+
+def test_the_engine_launches_once_for_each_step(monkeypatch):
+    from sparse_lightning.kernels import block_fill
+    from sparse_lightning.kernels.block_fill import triton
+
+    if is_interpreted():
+        on_cpu = partial(triton.TritonFill, device=torch.device("cpu"))
+        monkeypatch.setattr(block_fill.native, "is_available", lambda: True)
+        monkeypatch.setattr(block_fill.native, "NativeFill", on_cpu)
+    counted = CountedLaunches(triton._fill)
+    monkeypatch.setattr(triton, "_fill", counted)
+    net = torch.nn.ModuleList([torch.nn.Linear(8 * (i % 3 + 1), 16) for i in range(50)]).to(case_device())
+    net[::2].to(torch.bfloat16)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sparsifier = Sparsifier([Blocks("*.weight", (4, 4))], Constant(0.5, end=0), update_every=1)
+    sparsifier.attach(net, optimizer)
+    for step in range(3):
+        for param in net.parameters():
+            param.grad = torch.randn_like(param)
+        sparsifier.update(optimizer)
+        counted.launches = 0
+        optimizer.step()
+        assert counted.launches == 1, f"step {step}"
+    assert sparsifier.sparsity() == 0.5
 
 
 @pytest.mark.parametrize("name", ["fill", "scale", "select"])

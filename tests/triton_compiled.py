@@ -64,6 +64,22 @@ def test_fill(arch, dtype, block):
     assert wide_loads(kernel) == 0 or block == (1, 1), "only the mask of single weights is as long as a vector"
 
 
+@each_arch
+def test_fill_by_a_table(arch):
+    from sparse_lightning.kernels.block_fill import triton
+    from sparse_lightning.kernels.block_fill.windows import Pair, Window
+
+    window = Window(0, 0, 0, (Pair(8, 8, 512, 64, 8), Pair(8, 8, 8, 1, 1)))
+    with compiled_for(arch) as compiled, pytest.MonkeyPatch.context() as patch:
+        # Marks are made by a kernel, which is only compiled here: as if it had marked all tiles.
+        patch.setattr(torch, "zeros", torch.ones)
+        table = triton.TritonFill([window], [4], torch.device("cpu"))
+        table.fill([0], torch.ones(64, dtype=torch.bool))
+    mark, fill = compiled
+    assert spills(mark) == spills(fill) == 0
+    assert wide_stores(fill) > 0
+
+
 @each_block
 def test_scale(arch, dtype, block):
     from sparse_lightning.kernels.block_apply import triton
@@ -113,6 +129,20 @@ def test_addresses_are_64_bit(arch):
     (kernel,) = compiled
     assert "mul.lo.s64" in kernel.asm["ptx"] or "mad.lo.s64" in kernel.asm["ptx"], "strides are multiplied in 32 bits"
     assert spills(kernel) == 0
+
+
+@pytest.mark.parametrize("m", [65, 512, 4096])
+def test_large_groups_compile_nothing(m):
+    """The comparisons of a group are unrolled: 512 of them would be compiled for minutes."""
+    from sparse_lightning.kernels.nm_select import reference, triton
+
+    weight = torch.randn(3, 2 * m, 2)[..., 0]
+    wanted = weight.clone()
+    with compiled_for(80) as compiled:
+        mask = triton.nm_select(weight, 5, m)
+    assert not compiled
+    assert torch.equal(mask, reference.nm_select(wanted, 5, m))
+    assert torch.equal(weight, wanted)
 
 
 def test_a_spill_of_select_would_be_seen():

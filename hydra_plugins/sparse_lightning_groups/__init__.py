@@ -1,1 +1,1 @@
-"""Makes the groups of sparse_lightning known to every Hydra application, as `sparse_lightning/<group>`."""
+"""Add the groups of sparse_lightning to every Hydra application, as `sparse_lightning/<group>`."""

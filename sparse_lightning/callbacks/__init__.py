@@ -1,5 +1,6 @@
-"""Lightning adapters."""
+"""Callbacks for the Lightning Trainer."""
 
+from sparse_lightning.callbacks.checkpoint import SparseModelCheckpoint
 from sparse_lightning.callbacks.sparsity import SparsityCallback
 
-__all__ = ["SparsityCallback"]
+__all__ = ["SparseModelCheckpoint", "SparsityCallback"]

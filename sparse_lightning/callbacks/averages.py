@@ -1,4 +1,4 @@
-"""Averages of the weights that other callbacks keep: masks that change between averages have to reach them too."""
+"""Averages of the weights that other callbacks keep: they must be masked too, since masks change between averages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 
 
 def averages(trainer: L.Trainer, model: nn.Module) -> Iterator[nn.Module]:
-    """The copies of the model that the callbacks of a trainer hold, as SWA, EMA and their like do."""
+    """Yield the copies of the model that the callbacks of a trainer keep, such as those of SWA and EMA."""
     names = {name for name, _ in model.named_parameters()}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for held in vars(callback).values():

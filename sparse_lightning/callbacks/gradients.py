@@ -1,4 +1,4 @@
-"""Who reads gradients: where none but the optimizer does, weight by weight, those of pruned blocks can stay."""
+"""When gradients must be masked: not if only an elementwise optimizer reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import optim
 
-from sparse_lightning.work import innermost
+from sparse_lightning.engine.engine import innermost
 
 ELEMENTWISE = {
     optim.SGD,
@@ -23,16 +23,22 @@ ELEMENTWISE = {
     optim.Rprop,
     optim.ASGD,
 }
-"""Optimizers that are known to treat each weight for itself."""
+"""Optimizers that are known to update each weight independently of the others."""
 
 
-def gradients_meet(
+def needs_masked_gradients(
     trainer: L.Trainer, module: L.LightningModule, optimizer: optim.Optimizer, others: Iterable[L.Callback]
 ) -> bool:
-    """Whether the gradient of a pruned weight can be seen by others before or in the optimizer step.
+    """Whether the gradients of pruned blocks must be zeroed before an optimizer step: other weights depend on them.
 
-    It can where gradients are clipped, where hooks of the model or of other callbacks read them, in manual
-    optimization, where anything goes, and where the optimizer is not known to treat each weight for itself.
+    They do if gradients are clipped, if hooks of the model or of other callbacks may read them, in manual optimization,
+    and if the optimizer is not known to be elementwise.
+
+    Args:
+        trainer: of the run.
+        module: that is trained.
+        optimizer: that is about to make a step.
+        others: the other callbacks of the trainer.
     """
     hook = "on_before_optimizer_step"
     return (

@@ -1,4 +1,4 @@
-"""Interruption: Ctrl-C ends a run between two steps, with a checkpoint."""
+"""Interruption: stop a run on Ctrl-C between two steps, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,70 +13,70 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from sparse_lightning.callbacks.saving import save
 
-TOGETHER = 10
-"""After how many batches several processes ask one another: each time they wait for their devices."""
+SYNC_EVERY = 10
+"""How many batches pass between two reductions over the processes: each one waits for all devices."""
 
 
 class Interrupted(Exception):
-    """The run was ended by Ctrl-C, and has left a checkpoint."""
+    """The run was stopped by Ctrl-C; its last checkpoint can be resumed."""
 
 
 class Interruption(L.Callback):
-    """Saves a checkpoint and stops when SIGINT comes: at the end of the step that runs, so that it can be gone on with.
+    """Save a checkpoint and stop on SIGINT, at the end of the current step.
 
-    A second Ctrl-C stops at once. After the fit the signal means what it meant before. Where there are several
-    processes, the first of each machine listens, and all stop after the same step, a few batches later.
+    A second Ctrl-C stops at once. The previous signal handler is restored after the fit. With several processes, rank
+    0 of each machine handles the signal, and all ranks stop after the same step, a few batches later.
 
     Args:
-        file: the checkpoint.
+        file: where to write the checkpoint; set it before the fit if it is not known yet.
 
     Attributes:
-        was_asked: whether the signal has come.
+        was_requested: whether SIGINT has been received.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path = Path("interrupted.ckpt")) -> None:
         self.file = file
-        self.was_asked = False
+        self.was_requested = False
         self._before: Any = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Listen; or, where another process does, be deaf to what is sent to all."""
+        """Handle SIGINT on local rank 0; ignore it on the others, which receive it as well."""
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, signal.SIG_IGN if trainer.local_rank else self._ask)
+            self._before = signal.signal(signal.SIGINT, signal.SIG_IGN if trainer.local_rank else self._request)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.was_asked:
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.was_requested:
             raise KeyboardInterrupt
-        self.was_asked = True
+        self.was_requested = True
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save and stop, if that was asked for."""
-        if trainer.world_size > 1 and batch_idx % TOGETHER and not trainer.is_last_batch:
+        """Save and stop, if requested."""
+        if trainer.world_size > 1 and batch_idx % SYNC_EVERY and not trainer.is_last_batch:
             return
-        if _any(trainer, self.was_asked):
+        if _any_rank(trainer, self.was_requested):
             save(trainer, self.file)
             raise Interrupted
 
     def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Stop, where that needs no agreement; the last checkpoint is the one to go on with."""
-        if self.was_asked and trainer.world_size == 1:
+        """Stop, if this is the only process; the run resumes from the last checkpoint."""
+        if self.was_requested and trainer.world_size == 1:
             raise Interrupted
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save and stop; processes may have different numbers of batches, but all come to the end."""
-        if _any(trainer, self.was_asked):
+        """Save and stop; ranks may have different numbers of batches, but all of them reach the end."""
+        if _any_rank(trainer, self.was_requested):
             if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
                 save(trainer, self.file)
             raise Interrupted
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Listen no more."""
+        """Restore the signal handler."""
         self._restore()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Listen no more."""
+        """Restore the signal handler."""
         self._restore()
 
     def _restore(self) -> None:
@@ -85,9 +85,6 @@ class Interruption(L.Callback):
             self._before = None
 
 
-def _any(trainer: L.Trainer, here: bool) -> bool:
-    """Whether it is so in any process: all get the same answer after the same step.
-
-    It is one number more for each step; Lightning itself asks for another one, whether SIGTERM has come.
-    """
+def _any_rank(trainer: L.Trainer, here: bool) -> bool:
+    """Return the logical OR over ranks: one scalar, as Lightning itself reduces for SIGTERM at every step."""
     return bool(trainer.strategy.reduce_boolean_decision(here, all=False))

@@ -1,4 +1,4 @@
-"""Saving a checkpoint where another one may be."""
+"""Save a checkpoint where another one may exist."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import lightning as L
 
 
 def save(trainer: L.Trainer, path: Path) -> None:
-    """Write a checkpoint to a place of its own; all processes call it.
+    """Write a checkpoint and replace what exists at its path; call it on all ranks.
 
-    What is there is removed: writing through a link would change the checkpoint behind it, and a folder of shards
-    would keep those of another number of processes.
+    An existing file or folder is removed first: writing through a symbolic link would change the checkpoint behind
+    it, and a folder would keep shards of another number of processes.
 
     Args:
-        trainer: what is saved.
-        path: where to; a file, or a folder where the strategy saves in shards.
+        trainer: the trainer to save.
+        path: a file, or a folder where the strategy saves shards.
     """
     if trainer.is_global_zero:
         if path.is_dir() and not path.is_symlink():

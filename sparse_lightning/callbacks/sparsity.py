@@ -3,72 +3,82 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
 from sparse_lightning.budgets import Budget
 from sparse_lightning.callbacks.averages import averages
-from sparse_lightning.callbacks.gradients import gradients_meet
+from sparse_lightning.callbacks.gradients import needs_masked_gradients
+from sparse_lightning.callbacks.ranking import ranking_advice
+from sparse_lightning.compat.lightning import state_key
+from sparse_lightning.engine.configuration import Update
+from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import PatternError
 from sparse_lightning.flow import Criterion
 from sparse_lightning.methods import Method
-from sparse_lightning.patterns import Pattern
+from sparse_lightning.patterns import Patterns, as_list
 from sparse_lightning.patterns.claims import check_apart
-from sparse_lightning.schedule import Schedule
-from sparse_lightning.settings import Update
-from sparse_lightning.sparsifier import Sparsifier
+from sparse_lightning.schedules.schedule import Schedule
 
 
 class SparsityCallback(L.Callback):
-    """Trains the model of a Trainer to structured sparsity.
+    """Trains a model to structured sparsity: structured pruning and sparse training in a Lightning Trainer.
 
     Blocks are scored and pruned on a schedule, and stay exactly zero after every optimizer step. The model itself is
-    not changed: its classes, parameter names, buffers and checkpoints are those of the plain model.
+    not changed: its classes, parameter names, buffers and checkpoints are those of the dense model.
 
     Args:
-        patterns: which parameters are cut into which blocks.
-        schedule: the target sparsity at each optimizer step; floats are parts of the run.
-        criterion: scores the blocks; the default is the magnitude.
-        method: what happens at an update; the default prunes gradually.
-        budget: splits the target over the layers; the default gives each the same.
-        update_every: the optimizer steps between two updates.
+        patterns: which parameters are divided into which blocks: a list or a mapping of patterns, and of blocks and
+            scopes on parameters of the model.
+        schedule: the target sparsity at each optimizer step; floats are fractions of the run.
+        criterion: scores the blocks. The default is `AverageTaylor()`; `Magnitude()` if a parameter is frozen; for N:M
+            patterns alone `Wanda()`, or `Magnitude()` if a weight is not that of a linear or convolutional layer.
+        method: what happens at an update; the default is `Gradual()`.
+        budget: splits the target over the scopes; the default is `Uniform()`.
+        update_every: the optimizer steps between two updates; None makes about 30 over the schedule.
         seed: of random scores, the same on all ranks.
-        lowering: how scores are computed; None chooses what is fastest.
+        lowering: how scores are computed; None chooses the fastest, see `Scorer`.
+        observe_every: the optimizer steps between two runs of a criterion that keeps state, such as a moving average:
+            it observes gradients at this rhythm, and masks change at updates only. None observes every step if the
+            criterion reads gradients, otherwise updates only.
 
     Example:
         >>> from sparse_lightning.patterns import Blocks
         >>> from sparse_lightning.schedules import Cubic
-        >>> callback = SparsityCallback([Blocks("*.mlp.*.weight", shape=(32, 32))], Cubic(final=0.9, end=0.7))
+        >>> callback = SparsityCallback([Blocks("*.mlp.*.weight", shape=(32, 32))], Cubic(final=0.9))
         >>> trainer = L.Trainer(callbacks=[callback], logger=False, accelerator="cpu")
     """
 
     def __init__(
         self,
-        patterns: Sequence[Pattern],
+        patterns: Patterns,
         schedule: Schedule,
         criterion: Criterion | None = None,
         method: Method | None = None,
         budget: Budget | None = None,
-        update_every: int = 100,
+        update_every: int | None = None,
         seed: int = 0,
         lowering: str | None = None,
+        observe_every: int | None = None,
     ) -> None:
-        self.sparsifier = Sparsifier(patterns, schedule, criterion, method, budget, update_every, seed, lowering)
+        parts = schedule, criterion, method, budget
+        self.sparsifier = Sparsifier(patterns, *parts, update_every, seed, lowering, observe_every)
         self._was_loaded = False
         self._logged: Update | None = None
+        self._finished_at: int | None = None
+        self._has_advised = False
 
     @property
     def state_key(self) -> str:
-        """Another one for each set of patterns, so that several callbacks can work on one model."""
-        return self._generate_state_key(patterns=[str(pattern) for pattern in self.sparsifier.settings.patterns])
+        """The key of the state in checkpoints: unique to the patterns, since a trainer can have several callbacks."""
+        return state_key(self, patterns=[str(pattern) for pattern in as_list(self.sparsifier.configuration.patterns)])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse strategies that hide the layout of parameters."""
+        """Raise `PatternError` for strategies that flatten parameters."""
         if isinstance(trainer.strategy, (DeepSpeedStrategy, FSDPStrategy)):
             raise PatternError(
                 f"{type(trainer.strategy).__name__} flattens parameters, which hides the blocks in them: use "
@@ -76,15 +86,16 @@ class SparsityCallback(L.Callback):
             )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Attach: parameters and optimizers are final, and a checkpoint's state is loaded or will be."""
+        """Attach to the model: now its parameters and optimizers are final."""
         if trainer.limit_train_batches == 0 or trainer.max_steps == 0:
-            return  # nothing is trained
+            return  # no training
         if trainer.global_step == 0 and not self._was_loaded:
             self.sparsifier.rewind()
         self._was_loaded = False
-        steps = trainer.estimated_stepping_batches  # inf, or −1, where nobody knows
+        steps = trainer.estimated_stepping_batches  # inf or −1 if it is unknown
         self.sparsifier.attach(pl_module, trainer.optimizers, int(steps) if 0 <= steps < math.inf else None)
         self._check_others(trainer)
+        self._advise(trainer)
         rank_zero_info(self.sparsifier.summary())
 
     def _check_others(self, trainer: L.Trainer) -> None:
@@ -92,33 +103,42 @@ class SparsityCallback(L.Callback):
             if other is not self:
                 check_apart(self.sparsifier.attachments, other.sparsifier.attachments)
 
+    def _advise(self, trainer: L.Trainer) -> None:
+        """Warn once of callbacks that compare dense with sparse states, if the target changes in this run."""
+        if not self._has_advised and self.sparsifier.target < self.sparsifier.final_target:
+            self._has_advised = True
+            for text in ranking_advice(trainer.callbacks):  # type: ignore[attr-defined]
+                rank_zero_warn(text)
+
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        """Gradients are unscaled and not yet clipped: dead weights must not count when they are."""
+        """Update the masks, and mask the gradients: they are unscaled and not yet clipped."""
         self.sparsifier.update(optimizer)
         others = [c for c in trainer.callbacks if not isinstance(c, SparsityCallback)]  # type: ignore[attr-defined]
-        if gradients_meet(trainer, pl_module, optimizer, others):
+        if needs_masked_gradients(trainer, pl_module, optimizer, others):
             self.sparsifier.mask_gradients(optimizer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log an update."""
+        """Make the last update if the run ends here, before checkpoints are saved; log the last update."""
+        if _ends_here(trainer):
+            self._finish(trainer)
         update = self.sparsifier.last_update
         if update is None or update == self._logged:
             return
         self._logged = update
         group = self._group(trainer)
         shown = {f"{group}/target": update.target, f"{group}/actual": self.sparsifier.sparsity()}
-        patterns = {f"{group}/{name}": share for name, share in self.sparsifier.sparsities().items()}
+        patterns = {f"{group}/{name}": sparsity for name, sparsity in self.sparsifier.sparsities().items()}
         others = {**patterns, f"{group}/churn": update.churn}
         pl_module.log_dict(shown, prog_bar=True, logger=False)
         pl_module.log_dict(others, logger=False)
-        # `log` reaches the loggers at every n-th batch only, and an update may fall between.
+        # `log` writes to the loggers every n-th batch only, and an update may be at another.
         for logger in trainer.loggers:
             logger.log_metrics({**shown, **others}, step=update.step)
 
     def _group(self, trainer: L.Trainer) -> str:
-        """Where this callback logs: "sparsity", and "sparsity_2" for the second of a trainer."""
+        """Return the prefix of logged names: "sparsity", "sparsity_2" for the second callback of a trainer."""
         number = 1 + self._ours(trainer).index(self)
         return "sparsity" if number == 1 else f"sparsity_{number}"
 
@@ -127,58 +147,71 @@ class SparsityCallback(L.Callback):
         return [c for c in trainer.callbacks if isinstance(c, SparsityCallback)]  # type: ignore[attr-defined]
 
     def _hold(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Hold the model and the averages of it: whichever is swapped in, in whatever order callbacks run."""
+        """Zero the pruned blocks of the model and of its averages, since other callbacks may swap them at any time."""
         if not self.sparsifier.is_attached:
-            return  # validation or saving outside of a fit: no step has changed the weights
+            return  # validating or saving outside of a fit: no optimizer step has changed the weights
         self.sparsifier.hold()
         for average in averages(trainer, pl_module):
             self.sparsifier.mask_copy(average)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Weights may have been loaded, and the run may have begun without this callback."""
+        """Zero the pruned blocks of loaded weights; join a run that started without this callback at its step."""
         if trainer.global_step > 0 and self.sparsifier.step == 0 and pl_module.automatic_optimization:
             self.sparsifier.seek(trainer.global_step)
-        self._logged = self.sparsifier.last_update
+        self._logged, self._finished_at = self.sparsifier.last_update, None
         self._hold(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """SWA may take its average for the weights."""
+        """Zero the pruned blocks: SWA may have copied its average to the weights."""
         self._hold(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """An average may be updated."""
+        """Zero the pruned blocks: an average may have been updated."""
         self._hold(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """An average may be swapped in."""
+        """Zero the pruned blocks: an average may have been swapped in."""
         self._hold(trainer, pl_module)
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """EMA swaps its average in."""
+        """Zero the pruned blocks: EMA swaps its average in."""
         self._hold(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Averages become the weights."""
+        """Make the last update if it is due; zero the pruned blocks: an average may become the weights."""
+        self._finish(trainer)
         self._hold(trainer, pl_module)
 
+    def _finish(self, trainer: L.Trainer) -> None:
+        is_open = self.sparsifier.is_attached and self._finished_at != self.sparsifier.step
+        if is_open and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._finished_at = self.sparsifier.step
+            self.sparsifier.finish()
+
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """What is saved may be an average."""
+        """Zero the pruned blocks: an average may be saved."""
         self._hold(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """The masks and all that a resume needs."""
+        """Return the masks and all other state that is needed to resume."""
         return self.sparsifier.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Taken up when attached; with some strategies that is before."""
+        """Load the result of `state_dict`: now, or in `on_fit_start`; the order depends on the strategy."""
         self._was_loaded = True
         self.sparsifier.load_state_dict(state_dict)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Leave the model. What others save after this has its pruned blocks at zero already."""
+        """Zero the pruned blocks, for checkpoints that other callbacks save now, and detach from the model."""
         self._hold(trainer, pl_module)
-        self.sparsifier.abandon()  # other ranks may not have had the exception
+        self.sparsifier.abandon()  # without communication: other ranks may not have raised
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Leave the model."""
+        """Detach from the model."""
         self.sparsifier.detach()
+
+
+def _ends_here(trainer: L.Trainer) -> bool:
+    """Whether the batch that has ended is the last one of the run, as far as its length is known."""
+    is_last_epoch = trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
+    return trainer.global_step >= trainer.max_steps != -1 or (is_last_epoch and trainer.is_last_batch)

@@ -1,4 +1,4 @@
-"""Data that needs no download: handwritten digits, Python's own sources, and what lies in a local folder."""
+"""Data that needs no download: handwritten digits, Python's own sources, and files of a local folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cifar10: the 32×32 images of CIFAR-10 from a local folder, or images made on the spot."""
+"""Cifar10: the 32×32 images of CIFAR-10 from a local folder, or synthetic images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparse_lightning.data.loaders import TwoSets
 from sparse_lightning.data.missing import MissingError, existing
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-"""Of the pixels of CIFAR-10, by channel."""
+"""Of the pixels of CIFAR-10, for each channel."""
 RECORD = 1 + 3 * 32 * 32
 """Bytes of an image in the files: a label, then the pixels by channel, row and column."""
 
@@ -24,13 +24,13 @@ class Cifar10(TwoSets):
     """CIFAR-10: images `(3, 32, 32)` of ten classes; training images are shifted and mirrored at random.
 
     Reads the "binary version" from https://www.cs.toronto.edu/~kriz/cifar.html: `data_batch_1.bin` to
-    `data_batch_5.bin` and `test_batch.bin`. The "python version" is pickles, which can hold any program.
+    `data_batch_5.bin` and `test_batch.bin`. The "python version" consists of pickles, which can run any code.
 
     Args:
-        folder: where the files lie, or the folder that holds `cifar-10-batches-bin`; None makes images up: a
+        folder: the folder of the files, or the one that holds `cifar-10-batches-bin`; None uses synthetic images: a
             texture for each class with noise, the same in each run.
         batch_size: images in a batch.
-        made: how many training images to make where there is no folder.
+        made: the number of synthetic training images.
         num_workers: processes that load data.
 
     Example:
@@ -45,10 +45,10 @@ class Cifar10(TwoSets):
         self.made = made
 
     def sets(self) -> tuple[Crops, TensorDataset]:
-        """The training set and the validation set, which is the test set of CIFAR-10."""
+        """Return the training set and the validation set, which is the test set of CIFAR-10."""
         if self.folder is None:
-            rank_zero_info("data.folder is not given: images are made on the spot, in place of those of CIFAR-10")
-            train, val = made_up(self.made, seed=1), made_up(max(256, self.made // 8), seed=2)
+            rank_zero_info("data.folder is not set: using synthetic images instead of CIFAR-10")
+            train, val = synthetic(self.made, seed=1), synthetic(max(256, self.made // 8), seed=2)
         else:
             train = read_files([self.folder / f"data_batch_{i}.bin" for i in range(1, 6)])
             val = read_files([self.folder / "test_batch.bin"])
@@ -67,19 +67,22 @@ def _folder_of_files(folder: str) -> Path:
 
 
 def read_files(paths: list[Path]) -> tuple[Tensor, Tensor]:
-    """Images as bytes, `(n, 3, 32, 32)`, and labels, from files of CIFAR-10's binary version."""
+    """Return images as bytes, `(n, 3, 32, 32)`, and labels, from files of CIFAR-10's binary version."""
     records = []
     for path in paths:
         flat = np.fromfile(existing(path, "data.folder", "all files of CIFAR-10's binary version"), np.uint8)
         if not flat.size or flat.size % RECORD:
-            raise MissingError(f"{path} of {flat.size} bytes is not of CIFAR-10: its records have {RECORD} bytes each")
+            raise MissingError(
+                f"{path} of {flat.size} bytes is not a file of CIFAR-10, whose records have {RECORD} bytes each: "
+                "download it again"
+            )
         records.append(torch.from_numpy(flat).view(-1, RECORD))
     table = torch.cat(records)
     return table[:, 1:].reshape(-1, 3, 32, 32), table[:, 0].long()
 
 
-def made_up(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images as bytes, `(n, 3, 32, 32)`, and labels: for each class a smooth texture, with noise over it."""
+def synthetic(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return images as bytes, `(n, 3, 32, 32)`, and labels: a smooth texture for each class, with noise."""
     textures = torch.rand(10, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     textures = torch.nn.functional.interpolate(textures, size=(32, 32), mode="bilinear")
     generator = torch.Generator().manual_seed(seed)

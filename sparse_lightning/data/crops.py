@@ -1,4 +1,4 @@
-"""Crops: images that are shifted and mirrored at random each time they are taken."""
+"""Crops: random crops and horizontal flips of images."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.utils.data import Dataset
 
 
 class Crops(Dataset[tuple[Tensor, Tensor]]):
-    """Images of their own size from a padded one, mirrored in half of the cases.
+    """Images cropped at random from their padded version, and flipped with a probability of one half.
 
     Args:
         images: `(n, channels, height, width)`.
         labels: `(n,)`.
-        padding: how far an image may be shifted.
+        padding: pixels on each side, the largest shift.
 
     Example:
         >>> image, label = Crops(torch.rand(4, 3, 32, 32), torch.arange(4))[2]

@@ -10,7 +10,7 @@ from sparse_lightning.data.loaders import TwoSets
 from sparse_lightning.data.missing import optional
 
 SPLIT_SEED = 1797
-"""Of the shuffle before the split, so that all runs validate on the same images."""
+"""Seed of the shuffle before the split: all runs validate on the same images."""
 
 
 class Digits(TwoSets):
@@ -32,7 +32,7 @@ class Digits(TwoSets):
         super().__init__(batch_size, num_workers)
 
     def sets(self) -> tuple[TensorDataset, TensorDataset]:
-        """The training set and the validation set."""
+        """Return the training set and the validation set."""
         images, labels = _images_and_labels()
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SPLIT_SEED))
         train, val = order[: len(order) * 4 // 5], order[len(order) * 4 // 5 :]

@@ -1,4 +1,4 @@
-"""What is not on this machine: files, folders and optional packages, each with what to do about it."""
+"""Missing files, folders and optional packages: errors that name what to do."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from sparse_lightning.errors import SparseLightningError
 
 
 class MissingError(SparseLightningError):
-    """A file, a folder or an optional package that is not there."""
+    """A file, a folder or an optional package that does not exist."""
 
 
 def existing(path: str | Path, argument: str, what: str) -> Path:
-    """A path that is there.
+    """Return a path that exists.
 
     Args:
         path: a file or a folder; `~` is the home folder.
-        argument: what it was given as, for the error.
-        what: what should lie there, for the error.
+        argument: the argument that it was passed as, for the error.
+        what: what to pass instead, for the error.
 
     Example:
         >>> existing("/no/such/folder", "data.path", "a text file")
         Traceback (most recent call last):
-        sparse_lightning.data.missing.MissingError: data.path=/no/such/folder is not there: give a text file
+        sparse_lightning.data.missing.MissingError: data.path=/no/such/folder does not exist: set it to a text file
     """
     found = Path(path).expanduser()
     if not found.exists():
-        raise MissingError(f"{argument}={path} is not there: give {what}")
+        raise MissingError(f"{argument}={path} does not exist: set it to {what}")
     return found
 
 
 def optional(package: str, install: str) -> Any:
-    """A module of a package that not every installation has.
+    """Import a module of an optional package.
 
     Args:
         package: the module to import.
-        install: what to give to `pip install`, for the error.
+        install: the argument of `pip install`, for the error.
 
     Example:
         >>> optional("no_such_package", "sparse-lightning[hf]")
@@ -48,5 +48,5 @@ def optional(package: str, install: str) -> Any:
         return import_module(package)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{package}.".startswith(f"{error.name}."):
-            raise  # the package is there, and lacks something itself
+            raise  # the package exists, and lacks a dependency itself
         raise MissingError(f"{package.partition('.')[0]} is not installed: pip install '{install}'") from error

@@ -16,12 +16,12 @@ _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2
 class StdlibText(TwoSets):
     """Python's own sources, byte by byte: real text that every machine has.
 
-    Batches are token numbers of shape `(batch_size, context + 1)`. The last tenth is for validation.
+    Batches are token ids of shape `(batch_size, context + 1)`. The last tenth is for validation.
 
     Args:
-        batch_size: pieces of text in a batch.
-        context: the bytes that a model sees at once.
-        size: the bytes that are read, from the first file in the order of names on.
+        batch_size: sequences in a batch.
+        context: the length of a sequence, in bytes.
+        size: how many bytes to read, from files in the order of their names.
         num_workers: processes that load data.
 
     Example:
@@ -35,12 +35,12 @@ class StdlibText(TwoSets):
         self.size = size
 
     def sets(self) -> tuple[Windows, Windows]:
-        """The training set and the validation set."""
+        """Return the training set and the validation set."""
         return split(from_bytes(stdlib_sources(self.size)), self.context, self.batch_size)
 
 
 def stdlib_sources(size: int) -> bytes:
-    """The first bytes of the standard library's modules, one after the other in the order of their names."""
+    """Return the first bytes of the standard library's modules, concatenated in the order of their names."""
     text = bytearray()
     for path in _modules(Path(sysconfig.get_path("stdlib"))):
         text += path.read_bytes()
@@ -52,7 +52,7 @@ def stdlib_sources(size: int) -> bytes:
 
 
 def _modules(folder: Path) -> Iterator[Path]:
-    """The modules of a folder, then those of the packages in it."""
+    """Yield the modules of a folder, then those of the packages in it."""
     inside = sorted(folder.iterdir()) if folder.is_dir() else []
     yield from (path for path in inside if path.suffix == ".py" and path.is_file())
     for path in inside:

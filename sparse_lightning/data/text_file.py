@@ -17,13 +17,13 @@ from sparse_lightning.data.windows import Windows, from_bytes, split
 class TextFile(TwoSets):
     """The text of a file, as the tokens of a Hugging Face tokenizer, or byte by byte.
 
-    Batches are token numbers of shape `(batch_size, context + 1)`. The last tenth is for validation.
+    Batches are token ids of shape `(batch_size, context + 1)`. The last tenth is for validation.
 
     Args:
-        path: the file; None takes the help texts that come with Python, which are English prose.
+        path: the file; None uses the help texts of Python, which are English prose.
         tokenizer: the local folder of a Hugging Face model or tokenizer; None makes each byte a token.
-        batch_size: pieces of text in a batch.
-        context: the tokens that a model sees at once.
+        batch_size: sequences in a batch.
+        context: the length of a sequence, in tokens.
         num_workers: processes that load data.
 
     Example:
@@ -45,7 +45,7 @@ class TextFile(TwoSets):
         self.context = context
 
     def sets(self) -> tuple[Windows, Windows]:
-        """The training set and the validation set."""
+        """Return the training set and the validation set."""
         text = self.path.read_bytes()
         tokens = from_bytes(text) if self.tokenizer is None else _tokens(text.decode(), Path(self.tokenizer))
         return split(tokens, self.context, self.batch_size)
@@ -60,6 +60,6 @@ def _tokens(text: str, folder: Path) -> Tensor:
 def _help_texts() -> Path:
     path = Path(sysconfig.get_path("stdlib"), "pydoc_data", "topics.py")
     if not path.is_file():
-        raise MissingError("this Python has no help texts to train on: give data.path=…, a text file")
-    rank_zero_info(f"data.path is not given: the text is {path}")
+        raise MissingError("this Python has no help texts to train on: set data.path to a text file")
+    rank_zero_info(f"data.path is not set: training on {path}")
     return path

@@ -1,4 +1,4 @@
-"""Windows: a long text as a data set of pieces of one length."""
+"""Windows: a long text as a data set of sequences of equal length."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sparse_lightning.data.missing import MissingError
 
 
 class Windows(Dataset[Tensor]):
-    """Pieces of `context + 1` tokens: inputs are all but the last, and targets all but the first.
+    """Sequences of `context + 1` tokens: inputs are all but the last, and targets all but the first.
 
-    Pieces follow each other and share one token, so each token is a target once.
+    Consecutive sequences share one token, so each token is a target once.
 
     Args:
-        tokens: all tokens, in a row.
-        context: the number of inputs in a piece.
+        tokens: all tokens, one-dimensional.
+        context: the number of inputs in a sequence.
 
     Example:
-        >>> pieces = Windows(torch.arange(8), context=3)
-        >>> len(pieces), pieces[1].tolist()
+        >>> windows = Windows(torch.arange(8), context=3)
+        >>> len(windows), windows[1].tolist()
         (2, [3, 4, 5, 6])
     """
 
@@ -38,7 +38,7 @@ class Windows(Dataset[Tensor]):
 
 
 def from_bytes(text: bytes) -> Tensor:
-    """Each byte as a token: a vocabulary of 256.
+    """Return each byte as a token: a vocabulary of 256.
 
     Example:
         >>> from_bytes(b"abc").tolist()
@@ -47,13 +47,13 @@ def from_bytes(text: bytes) -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def split(tokens: Tensor, context: int, batch_size: int, val_share: float = 0.1) -> tuple[Windows, Windows]:
-    """The beginning of a text to train on, and its end to validate on."""
-    cut = int(len(tokens) * (1 - val_share))
+def split(tokens: Tensor, context: int, batch_size: int, val_fraction: float = 0.1) -> tuple[Windows, Windows]:
+    """Split a text into its beginning for training, and its end for validation."""
+    cut = int(len(tokens) * (1 - val_fraction))
     train, val = Windows(tokens[:cut], context), Windows(tokens[cut:], context)
     if len(train) < batch_size or not len(val):
         raise MissingError(
-            f"a text of {len(tokens)} tokens has {len(train)} pieces of {context} to train on and {len(val)} to "
-            f"validate on, too few for batches of {batch_size}: give more text, a smaller context or smaller batches"
+            f"a text of {len(tokens)} tokens has {len(train)} sequences of {context} for training and {len(val)} for "
+            f"validation, too few for batches of {batch_size}: use more text, a smaller context or smaller batches"
         )
     return train, val

@@ -1,9 +1,12 @@
-"""Exporters: what to do with a trained model. Each is called with a folder, the model and its Sparsifier."""
+"""Exporters write a trained model to a file. Each is called with a folder, the model and its Sparsifier."""
 
 from __future__ import annotations
 
-from sparse_lightning.export.blocks import Blocks
+from sparse_lightning.export.blocks import KeptBlocks
 from sparse_lightning.export.exporter import Exporter
 from sparse_lightning.export.weights import Weights
+from sparse_lightning.renamed import renamed_names
 
-__all__ = ["Blocks", "Exporter", "Weights"]
+__all__ = ["Exporter", "KeptBlocks", "Weights"]
+
+__getattr__ = renamed_names(__name__, Blocks="KeptBlocks")

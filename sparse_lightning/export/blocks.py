@@ -1,4 +1,4 @@
-"""Blocks: only the blocks that are not zero, and a bit for each block that says which they are."""
+"""KeptBlocks: only the blocks that are not zero, and a bit mask of all blocks."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from sparse_lightning import masks
+from sparse_lightning.engine.masks import pack, unpack
+from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import CheckpointError, LayoutError
-from sparse_lightning.export.places import NOWHERE, Places
+from sparse_lightning.export.geometry import PADDING, BlockGeometry
 from sparse_lightning.export.saving import save_tensors
 from sparse_lightning.export.state import first_names, plain, tensors_of, writes
 from sparse_lightning.patterns import resolve
-from sparse_lightning.sparsifier import Sparsifier
 
 HEADER = "sparse_lightning.blocks"
-"""The entry of the file's metadata that says how its tensors become a state dict."""
+"""The entry of the file's metadata that describes how its tensors form a state dict."""
 
 FORMAT = 1
 
 
-class Blocks:
-    """Saves the kept blocks and the masks in one safetensors file, from which `load` restores the exact state dict.
+class KeptBlocks:
+    """Saves the kept blocks and their masks in one safetensors file, from which `load` restores the exact state dict.
 
-    A block is left out where each of its bits is 0 in the weights, so nothing is lost, whatever the masks say. Of a
-    parameter `w` that patterns have cut into blocks the file has, for each of its views `i`:
+    A block is omitted if all of its bits are 0 in the weights, whatever the masks of the Sparsifier are: the export is
+    lossless. For each view `i` of a parameter `w` that is divided into blocks, the file has:
 
-    - `w/blocks.i`: the kept blocks, `(kept, *block)`; in one row, where blocks at the edge are smaller.
-    - `w/mask.i`: a bit for each block, True = left out, as `sparse_lightning.masks.pack` has it.
-    - `w/rest`: the elements that lie in no view, if there are any.
+    - `w/blocks.i`: the kept blocks, `(kept, *block)`; flattened if blocks at the edge are smaller.
+    - `w/mask.i`: a bit for each block, 1 = omitted, packed by `sparse_lightning.engine.masks.pack`.
+    - `w/rest`: the elements outside all views, if there are any.
 
-    All other tensors are there as they are, tied ones once.
+    All other tensors are stored unchanged, tied ones once.
 
     Args:
         file: the name of the file.
 
     Example:
         >>> import tempfile
-        >>> from sparse_lightning import Constant, patterns
+        >>> from sparse_lightning import Blocks, Constant
         >>> model = nn.Linear(8, 8)
         >>> with torch.no_grad():
         ...     _ = model.weight[:4].zero_()
-        >>> sparsifier = Sparsifier([patterns.Blocks("weight", (4, 4))], Constant(0.5))
+        >>> sparsifier = Sparsifier([Blocks("weight", (4, 4))], Constant(0.5))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     state = Blocks.load(Blocks()(Path(folder), model, sparsifier))
+        ...     state = KeptBlocks.load(KeptBlocks()(Path(folder), model, sparsifier))
         >>> all(torch.equal(state[name], model.state_dict()[name]) for name in state), list(state)
         (True, ['weight', 'bias'])
     """
@@ -62,93 +62,94 @@ class Blocks:
         path = Path(folder) / self.file
         state = tensors_of(model)
         names = first_names(state)
-        cut = _places(sparsifier, model, state, names)
+        geometries = _geometries(sparsifier, model, state, names)
         found: dict[str, Tensor] = {}
         for name in dict.fromkeys(names.values()):
             tensor = plain(state[name])
             if tensor is not None:
-                found |= _parts(name, tensor, cut[name]) if name in cut else {name: tensor}
-        header = {"format": FORMAT, "names": names, "cut": {name: [asdict(p) for p in ps] for name, ps in cut.items()}}
+                found |= _split(name, tensor, geometries[name]) if name in geometries else {name: tensor}
+        cut = {name: [asdict(geometry) for geometry in listed] for name, listed in geometries.items()}
+        header = {"format": FORMAT, "names": names, "cut": cut}
         if writes():
             save_tensors(found, path, {HEADER: json.dumps(header)})
         return path
 
     @staticmethod
     def load(path: Path | str) -> dict[str, Tensor]:
-        """The state dict that was saved, bit for bit, its names in the same order; tied ones are one tensor.
+        """Return the exact state dict that was exported, with its names in the same order; tied ones are one tensor.
 
         Args:
             path: the file.
 
         Raises:
-            CheckpointError: where the file was not written by `Blocks`, or has been cut short.
+            CheckpointError: if the file was not written by `KeptBlocks`, or is truncated.
         """
         try:
             with safe_open(path, framework="pt") as file:
                 header = json.loads((file.metadata() or {})[HEADER])
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            cut = {name: [_read_places(entry) for entry in entries] for name, entries in header["cut"].items()}
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            geometries = {name: [_geometry(entry) for entry in entries] for name, entries in header["cut"].items()}
             whole = {
-                name: _joined(name, found, cut[name]) if name in cut else found[name]
+                name: _join(name, found, geometries[name]) if name in geometries else found[name]
                 for name in dict.fromkeys(header["names"].values())
             }
         except (SafetensorError, KeyError, IndexError, TypeError, ValueError, LayoutError, RuntimeError) as error:
             raise CheckpointError(
-                f"{path} does not hold the blocks of a model ({type(error).__name__}: {error}): give a file that "
-                "sparse_lightning.export.Blocks has written"
+                f"{path} does not contain the blocks of a model ({type(error).__name__}: {error}): pass a file that "
+                "sparse_lightning.export.KeptBlocks has written"
             ) from error
         return {name: whole[first] for name, first in header["names"].items()}
 
 
-def _places(
+def _geometries(
     sparsifier: Sparsifier, model: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, str]
-) -> dict[str, list[Places]]:
-    """The places of all blocks, by the first name of their parameter in the state dict."""
+) -> dict[str, list[BlockGeometry]]:
+    """Return the geometry of each view, by the first name of its parameter in the state dict."""
     name_of = {id(tensor): names[name] for name, tensor in state.items()}
-    found: dict[str, list[Places]] = {}
-    for attachment in resolve(sparsifier.settings.patterns, model):
+    found: dict[str, list[BlockGeometry]] = {}
+    for attachment in resolve(sparsifier.configuration.patterns, model):
         for block in attachment.scope.blocks():
             for spec in block.blocks():
                 if id(spec.param) in name_of:
-                    found.setdefault(name_of[id(spec.param)], []).append(Places.of(spec))
+                    found.setdefault(name_of[id(spec.param)], []).append(BlockGeometry.of(spec))
     return found
 
 
-def _parts(name: str, tensor: Tensor, cut: Iterable[Places]) -> dict[str, Tensor]:
-    """What the file holds of a parameter that is cut into blocks."""
+def _split(name: str, tensor: Tensor, geometries: Iterable[BlockGeometry]) -> dict[str, Tensor]:
+    """Return the entries of the file for a parameter that is divided into blocks."""
     values = tensor.flatten()
     is_set = values.view(torch.uint8).view(values.numel(), values.element_size()).ne(0).any(-1)
     rest = torch.ones_like(is_set)
     found = {}
-    for i, places in enumerate(cut):
-        indices = places.indices()
-        rest[indices[indices != NOWHERE]] = False
-        pruned = ~(is_set[indices.clamp(min=0)] & (indices != NOWHERE)).any(-1)
-        found[f"{name}/mask.{i}"] = masks.pack(pruned)
-        found[f"{name}/blocks.{i}"] = _kept(values, indices[~pruned], places)
+    for i, geometry in enumerate(geometries):
+        indices = geometry.indices()
+        rest[indices[indices != PADDING]] = False
+        pruned = ~(is_set[indices.clamp(min=0)] & (indices != PADDING)).any(-1)
+        found[f"{name}/mask.{i}"] = pack(pruned)
+        found[f"{name}/blocks.{i}"] = _kept(values, indices[~pruned], geometry)
     return found | ({f"{name}/rest": values[rest]} if rest.any() else {})
 
 
-def _kept(values: Tensor, indices: Tensor, places: Places) -> Tensor:
-    if (indices == NOWHERE).any():
-        return values[indices[indices != NOWHERE]]
-    return values[indices].view(-1, *places.block)
+def _kept(values: Tensor, indices: Tensor, geometry: BlockGeometry) -> Tensor:
+    if (indices == PADDING).any():
+        return values[indices[indices != PADDING]]
+    return values[indices].view(-1, *geometry.block)
 
 
-def _joined(name: str, found: Mapping[str, Tensor], cut: list[Places]) -> Tensor:
-    """A parameter from what the file holds of it: what was left out is zero."""
-    values = torch.zeros(cut[0].param, dtype=found[f"{name}/blocks.0"].dtype).flatten()
+def _join(name: str, found: Mapping[str, Tensor], geometries: list[BlockGeometry]) -> Tensor:
+    """Return a parameter from its entries in the file; omitted blocks are zero."""
+    values = torch.zeros(geometries[0].param, dtype=found[f"{name}/blocks.0"].dtype).flatten()
     rest = torch.ones(values.shape, dtype=torch.bool)
-    for i, places in enumerate(cut):
-        indices = places.indices()
-        rest[indices[indices != NOWHERE]] = False
-        kept = indices[~masks.unpack(found[f"{name}/mask.{i}"], (len(indices),))]
-        values[kept[kept != NOWHERE]] = found[f"{name}/blocks.{i}"].flatten()
+    for i, geometry in enumerate(geometries):
+        indices = geometry.indices()
+        rest[indices[indices != PADDING]] = False
+        kept = indices[~unpack(found[f"{name}/mask.{i}"], (len(indices),))]
+        values[kept[kept != PADDING]] = found[f"{name}/blocks.{i}"].flatten()
     if rest.any():
         values[rest] = found[f"{name}/rest"]
-    return values.view(cut[0].param)
+    return values.view(geometries[0].param)
 
 
-def _read_places(entry: dict[str, Any]) -> Places:
+def _geometry(entry: dict[str, Any]) -> BlockGeometry:
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-    return Places(**values)
+    return BlockGeometry(**values)

@@ -1,4 +1,4 @@
-"""Exporter: what every exporter is."""
+"""Exporter: the interface of all exporters."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Protocol
 
 from torch import nn
 
-from sparse_lightning.sparsifier import Sparsifier
+from sparse_lightning.engine.sparsifier import Sparsifier
 
 
 class Exporter(Protocol):
     """Writes a trained model to a folder.
 
-    Where there are several processes all of them call it, since weights may be in shards, and the first one writes.
+    With several processes, all of them must call it, since weights may be sharded; rank 0 writes the file.
     """
 
     def __call__(self, folder: Path, model: nn.Module, sparsifier: Sparsifier) -> Path:
         """Write the model.
 
         Args:
-            folder: where to; it is made if it is not there.
-            model: the trained model; it is only read.
-            sparsifier: what trained it, attached or not.
+            folder: the folder of the file; it is created if it does not exist.
+            model: the trained model; it is not modified.
+            sparsifier: the Sparsifier of the model, attached or not.
 
         Returns:
-            The file that was written.
+            The path of the file.
         """

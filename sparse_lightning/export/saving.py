@@ -1,4 +1,4 @@
-"""Saving tensors."""
+"""save_tensors: write a safetensors file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file, in a folder that is made if it is not there.
+    """Write a safetensors file; its folder is created if it does not exist.
 
-    Others may read it as far as they may read any new file: safetensors alone keeps files to their owner.
+    The file gets the default permissions of new files: safetensors itself makes it readable by its owner only.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)

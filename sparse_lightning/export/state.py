@@ -1,4 +1,4 @@
-"""What a model's state dict holds: each tensor once and whole, and the names that share one."""
+"""The tensors of a model's state dict: unsharded, and with the names of tied ones."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sparse_lightning.distributed import has_others, is_sharded
+from sparse_lightning.blocks.shards import has_others, is_sharded
 from sparse_lightning.errors import SparseLightningError
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict as it is in the model: parameters as the model holds them, tied ones under each name.
+    """Return the state dict with the parameters themselves, tied ones under each of their names.
 
     Raises:
-        SparseLightningError: where an entry is no tensor, which no file of tensors can hold.
+        SparseLightningError: if an entry is not a tensor: safetensors files store tensors only.
     """
     state = model.state_dict(keep_vars=True)
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise SparseLightningError(
-                f"{name} in the state of {type(model).__name__} is a {type(value).__name__}, not a tensor, and can't "
-                "be exported: leave it out of get_extra_state, or save a checkpoint instead"
+                f"{name} in the state dict of {type(model).__name__} is a {type(value).__name__}, not a tensor, and "
+                "cannot be exported: remove it from get_extra_state, or save a checkpoint instead"
             )
     return dict(state)
 
 
 def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """For each name the first that stands for the same tensor: its own, where it is not tied to an earlier one.
+    """Map each name to the first name of the same tensor: to itself, unless it is tied to an earlier one.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
@@ -43,20 +43,20 @@ def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
-    # Tensors without elements all have the same address, and one in shards has as many as there are processes.
-    place = id(tensor) if is_sharded(tensor) or not tensor.numel() else tensor.data_ptr()
-    return place, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    # Empty tensors share one address, and a sharded tensor has one on each rank.
+    address = id(tensor) if is_sharded(tensor) or not tensor.numel() else tensor.data_ptr()
+    return address, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def writes() -> bool:
-    """Whether this process is the one that writes files."""
+    """Whether this process writes files: rank 0, or the only process."""
     return not has_others() or dist.get_rank() == 0
 
 
 def plain(tensor: Tensor) -> Tensor | None:
-    """A copy on the CPU in row-major order, which shares its memory with nothing; None where this process won't write.
+    """Return a contiguous copy on the CPU; None on ranks that do not write.
 
-    One in shards is gathered, so all processes have to ask for the same ones in the same order.
+    A sharded tensor is gathered, so all ranks must call this for the same tensors in the same order.
     """
     whole = cast(Any, tensor.detach()).full_tensor() if is_sharded(tensor) else tensor.detach()
     return whole.to("cpu", copy=True, memory_format=torch.contiguous_format) if writes() else None

@@ -1,4 +1,4 @@
-"""Weights: the state dict of the plain model, zeros and all."""
+"""Weights: the dense state dict of the plain model, including all zeros."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 
 from torch import nn
 
+from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.export.saving import save_tensors
 from sparse_lightning.export.state import plain, tensors_of, writes
-from sparse_lightning.sparsifier import Sparsifier
 
 
 class Weights:
-    """Saves the state dict as a safetensors file that the plain model loads, without this package.
+    """Saves the state dict as a safetensors file that the plain model loads without this package.
 
-    Every name of the state dict is in the file, tied weights under each of theirs:
-    `model.load_state_dict(safetensors.torch.load_file("model.safetensors"))` finds all that it asks for.
+    The file has every name of the state dict, including all names of tied weights, as
+    `model.load_state_dict(safetensors.torch.load_file("model.safetensors"))` expects.
 
     Args:
         file: the name of the file.

@@ -1,7 +1,8 @@
-"""Flows: small scoring programs, traced once, checked, and run each time scores are due."""
+"""Flows: small scoring programs, traced and checked once, then run at each update."""
 
-from sparse_lightning.flow.context import FORMAT, Context, Value
+from sparse_lightning.flow.context import FORMAT, Context, Op, Value
 from sparse_lightning.flow.criterion import Criterion
+from sparse_lightning.flow.input_norms import InputNorms
 from sparse_lightning.flow.inputs import Inputs
 from sparse_lightning.flow.ops import (
     Abs,
@@ -15,7 +16,6 @@ from sparse_lightning.flow.ops import (
     Min,
     Minimum,
     Normalize,
-    Op,
     Pick,
     Rank,
     Relu,
@@ -39,6 +39,7 @@ __all__ = [
     "Context",
     "Criterion",
     "Exp",
+    "InputNorms",
     "Inputs",
     "L2Norm",
     "Load",

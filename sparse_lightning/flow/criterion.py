@@ -1,4 +1,4 @@
-"""Criterion: what computes scores, written as one flow."""
+"""Criterion: the base class of criteria, which score blocks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sparse_lightning.flow.paged import State
 
 
 class Criterion(ABC):
-    """Scores for blocks: higher is more worth keeping.
+    """Computes the scores of blocks: a higher score is more worth keeping.
 
-    A criterion declares its fields of state and one `flow`, which is traced once and run each time scores
-    are due.
+    A criterion declares its fields of state and one `flow`, which is traced once and run at each update. If it has
+    state, it also runs between updates: see `observe_every` of `Sparsifier`.
 
     Example:
         >>> from sparse_lightning.flow import Load, Save, State, Sum
@@ -30,13 +30,13 @@ class Criterion(ABC):
     states: Mapping[str, State] = {}
 
     size_exponent: float = 1.0
-    """Scores grow like the number of a block's weights to this power: 1 for sums, ½ for 2-norms, 0 for means, maxima
-    and random numbers. Where blocks of different size compete, `Global` divides it out."""
+    """Scores grow with the number of weights in a block to this power: 1 for sums, ½ for 2-norms, 0 for means, maxima
+    and random numbers. `Global` normalizes by it where blocks of different sizes compete."""
 
     factor: str | None = None
-    """Where a block is a single weight w and its score is `|w·x|`, the name of x among the inputs; "weight" where it is
-    `|w|`; None where it is something else. N:M groups are then scored, chosen and zeroed in one pass."""
+    """The name of the input x if the score of a single weight w is `|w·x|`; "weight" if it is `|w|`; None otherwise.
+    With a factor, N:M groups are scored, chosen and zeroed in one pass."""
 
     @abstractmethod
     def flow(self, x: Inputs) -> Value:
-        """The scores of blocks from the values that `x` names."""
+        """Return one score per block, computed from the inputs `x`."""

@@ -1,11 +1,12 @@
-"""Paged state: one buffer of fixed-size pages for each field, and which pages each block owns.
+"""Paged state: one buffer of fixed-size pages per field, and a table of the pages that each block owns.
 
-Attaching a block takes free pages and fills them; detaching gives them back. Neither touches the pages of
-others. When no page is free the buffer doubles; pages keep their numbers.
+Attaching a block allocates free pages and fills them; detaching frees them. Neither changes the pages of other blocks.
+If no page is free, the buffer doubles; pages keep their numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,24 +16,71 @@ from torch import Tensor
 from sparse_lightning.errors import FlowError
 
 PAGE = 256
-"""Entries of a page."""
+"""The number of entries in a page."""
+
+
+DTYPES = (torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""The dtypes that a field of state can have."""
 
 
 @dataclass(frozen=True)
 class State:
-    """A field of state: what a fresh entry holds, and the shape of an entry.
+    """A field of state: one entry per block, kept between runs and in checkpoints, in its own dtype.
+
+    `Load` returns a value of this dtype; what follows is promoted as in torch, so that a running sum in fp64 is added
+    in fp64, and a count in integers stays exact. `Save` converts a value of another dtype: floats are rounded to the
+    nearest number of the field, halves to the even one; integers saturate at the ends of their range, and NaN becomes
+    the fill value.
 
     Args:
-        fill: what every number of a new entry is.
-        inner: `(D0, D1)`; several statistics of a block can be one entry.
+        fill: the initial value of an entry.
+        inner: the shape `(D0, D1)` of an entry; one entry can hold several statistics of a block.
+        dtype: fp32, fp64 or an integer dtype.
+
+    Example:
+        >>> State(fill=1, dtype=torch.int32).convert(torch.tensor([2.5, -3.7, 1e10, float("nan")]))
+        tensor([         2,         -4, 2147483647,          1], dtype=torch.int32)
     """
 
     fill: float = 0.0
     inner: tuple[int, ...] = (1, 1)
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            names = ", ".join(map(str, DTYPES))
+            raise FlowError(f"dtype={self.dtype} of a State is not supported: pass {names}")
+        if self._is_integer() and not (math.isfinite(self.fill) and self.fill == int(self.fill) and self._holds_fill()):
+            raise FlowError(f"fill={self.fill} of a State is not a number of its dtype {self.dtype}: pass another fill")
+
+    def _is_integer(self) -> bool:
+        return not self.dtype.is_floating_point
+
+    def _holds_fill(self) -> bool:
+        limits = torch.iinfo(self.dtype)
+        return limits.min <= self.fill <= limits.max
+
+    def full(self, entries: int, device: torch.device) -> Tensor:
+        """Return new entries with the fill value: `(entries, D0, D1)`."""
+        fill = int(self.fill) if self._is_integer() else self.fill
+        return torch.full((entries, *self.inner), fill, dtype=self.dtype, device=device)
+
+    def convert(self, values: Tensor) -> Tensor:
+        """Return values in the dtype of the field, the same on every device."""
+        if values.dtype == self.dtype or not self._is_integer():
+            return values.to(self.dtype)
+        limits = torch.iinfo(self.dtype)
+        rounded = values.round() if values.is_floating_point() else values
+        low, high, missing = rounded <= limits.min, rounded >= limits.max, rounded.isnan()
+        # Devices differ in what they make of a float that is out of range: these are set below.
+        whole = rounded.masked_fill(low | high | missing, 0).to(self.dtype)
+        for place, value in ((low, limits.min), (high, limits.max), (missing, int(self.fill))):
+            whole = whole.masked_fill(place, value)
+        return whole
 
 
 class PageTable:
-    """Which pages belong to whom; shared by all fields, so that an entry has one place in each of them."""
+    """The pages of each owner. All fields use one table, so that an entry has the same index in each of them."""
 
     def __init__(self) -> None:
         self.pages: dict[str, list[int]] = {}
@@ -40,10 +88,8 @@ class PageTable:
         self._free: list[int] = []
         self.capacity = 0
 
-    def take(self, owner: str, entries: int) -> list[int]:
-        """Pages for this many entries, lowest numbers first."""
-        if owner in self.pages:
-            raise FlowError(f"{owner!r} has state already: detach it first")
+    def allocate(self, owner: str, entries: int) -> list[int]:
+        """Allocate pages for this many entries, lowest numbers first."""
         needed = -(-entries // PAGE)
         while len(self._free) < needed:
             grown = max(1, self.capacity)
@@ -53,13 +99,13 @@ class PageTable:
         self.entries[owner] = entries
         return self.pages[owner]
 
-    def release(self, owner: str) -> None:
-        """Give the pages of an owner back."""
+    def free(self, owner: str) -> None:
+        """Free the pages of an owner."""
         self._free = sorted(self._free + self.pages.pop(owner))
         del self.entries[owner]
 
     def places(self, owner: str) -> Tensor:
-        """Where the entries of an owner stand in a buffer: `(entries,)`."""
+        """Return the indices of the entries of an owner in a buffer: `(entries,)`."""
         pages = torch.tensor(self.pages[owner], dtype=torch.int64)
         return (pages.unsqueeze(-1) * PAGE + torch.arange(PAGE)).flatten()[: self.entries[owner]]
 
@@ -69,21 +115,20 @@ class PagedField:
 
     def __init__(self, state: State, device: torch.device) -> None:
         self.state = state
-        self.buffer = torch.empty(0, *state.inner, device=device)
+        self.buffer = state.full(0, device)
 
     def reserve(self, table: PageTable, pages: Sequence[int]) -> None:
-        """Grow to the table's capacity, and fill pages that were just taken."""
+        """Grow to the capacity of the table, and fill pages that were just allocated."""
         missing = table.capacity * PAGE - self.buffer.shape[0]
         if missing > 0:
-            fresh = self.buffer.new_full((missing, *self.state.inner), self.state.fill)
-            self.buffer = torch.cat([self.buffer, fresh])
+            self.buffer = torch.cat([self.buffer, self.state.full(missing, self.buffer.device)])
         for page in pages:
-            self.buffer[page * PAGE : (page + 1) * PAGE].fill_(self.state.fill)
+            self.buffer[page * PAGE : (page + 1) * PAGE] = self.state.full(PAGE, self.buffer.device)
 
     def load(self, places: Tensor) -> Tensor:
-        """The entries at these places, `(S, D0, D1)`: a copy that later saves do not change."""
+        """Return the entries at these indices, `(S, D0, D1)`: a copy that later saves do not change."""
         return self.buffer[places]
 
     def save(self, places: Tensor, values: Tensor) -> None:
-        """Write entries in place."""
-        self.buffer[places] = values.to(self.buffer.dtype)
+        """Write the entries at these indices, in place, converted to the dtype of the field."""
+        self.buffer[places] = self.state.convert(values)

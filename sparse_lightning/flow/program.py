@@ -1,52 +1,53 @@
-"""Program: a traced flow, split into what runs on elements and what runs on grids."""
+"""Program: a traced flow, split into a stage on elements and a stage on grids."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparse_lightning.errors import FlowError
 from sparse_lightning.flow.context import FORMAT, Context, Node, Value
-from sparse_lightning.flow.end_to_end import EndToEnd
+from sparse_lightning.flow.criterion import Criterion
 from sparse_lightning.flow.inputs import Inputs
 from sparse_lightning.flow.ops import BlockReduction, Elementwise, Grouped, Load, Save
-from sparse_lightning.kernels.block_score.stage import Ref, Stage, Step
-
-if TYPE_CHECKING:
-    from sparse_lightning.flow.criterion import Criterion
+from sparse_lightning.flow.ragged_blocks import RaggedBlocks
+from sparse_lightning.kernels.stage import Ref, Stage, Step
 
 
 def trace(criterion: Criterion, device: torch.device | str = "cpu") -> Context:
-    """Call the flow of a criterion once with symbolic values and record what it does."""
+    """Call the flow of a criterion once with symbolic values, and return the recorded operations."""
     context = Context(torch.device(device))
     for name, state in criterion.states.items():
-        context.fields[name] = context.value(name, FORMAT.PAGED, tuple(state.inner))
+        context.fields[name] = context.value(name, FORMAT.PAGED, tuple(state.inner), state.dtype)
     with context.tracing():
         result: object = criterion.flow(Inputs(context))
     if not isinstance(result, Value) or result.format is not FORMAT.RAGGED or result.inner != (1, 1):
         raise FlowError(
-            f"the flow of {type(criterion).__name__} must give one number for each block (RAGGED, inner shape "
+            f"the flow of {type(criterion).__name__} must return one number per block (RAGGED, inner shape "
             f"[1, 1]), not {result!r}: reduce elements with Sum, Mean, Max, Min or L2Norm"
         )
     if result.dtype == torch.bool:
-        raise FlowError(f"the flow of {type(criterion).__name__} gives the condition {result}: choose with Where")
+        raise FlowError(
+            f"the flow of {type(criterion).__name__} returns the condition {result}, not a number: convert it with "
+            "Where"
+        )
     context.result = result
     return context
 
 
 @dataclass(frozen=True)
 class Program:
-    """A flow ready to run.
+    """A flow that is ready to run.
 
     Attributes:
-        elements: the names of the inputs that have one entry for each weight, the weight itself first.
-        stage: what is computed on them and folded over each block.
-        reductions: the nodes that the folds of the stage belong to.
-        nodes: what runs on grids after that, in order.
+        elements: the names of the inputs with one entry per weight, the weight itself first.
+        stage: the operations on them, and the folds over each block.
+        reductions: the node of each fold of the stage.
+        nodes: the operations that run on grids after that, in order.
         context: the trace.
     """
 
@@ -58,11 +59,11 @@ class Program:
 
     @classmethod
     def of(cls, context: Context) -> Program:
-        """Split the live nodes of a trace."""
+        """Split the live nodes of a trace into the two stages."""
         live = context.live_nodes()
         used = {i for node in live for i in node.needs()}
-        asked = [n for n, v in context.inputs.items() if v.format is FORMAT.ELEMENT and v.id in used and n != "weight"]
-        elements = ("weight", *asked)
+        others = [n for n, v in context.inputs.items() if v.format is FORMAT.ELEMENT and v.id in used and n != "weight"]
+        elements = ("weight", *others)
         refs = {context.inputs[name].id: Ref(i) for i, name in enumerate(elements) if name in context.inputs}
         steps: list[Step] = []
         folds = []
@@ -84,25 +85,27 @@ class Program:
         return cls(elements, Stage(len(elements), tuple(steps), tuple(folds)), tuple(reductions), rest, context)
 
     def names(self) -> set[str]:
-        """All inputs that the program needs, by name; the weight is always there."""
-        used = {i for node in (*self.reductions, *self.nodes, *self.context.live_nodes()) for i in node.needs()}
+        """Return the names of all inputs that the program reads; the weight is always one of them."""
+        used = {i for node in self.context.live_nodes() for i in node.needs()}
         result = self.context.result
         return {n for n, v in self.context.inputs.items() if v.id in used or v is result} | {"weight"}
 
     def run_grids(
         self,
         folded: list[Tensor],
-        blocks: EndToEnd,
+        blocks: RaggedBlocks,
         inputs: Mapping[str, Tensor],
         loaded: Mapping[str, Tensor],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Everything after the folds: the scores `(S,)`, and what each field of state is to keep.
+        """Run the operations after the folds; return the scores `(S,)` and the new values of each field of state.
+
+        Values have the dtypes of the trace. Scores are fp32, whatever they are computed in.
 
         Args:
-            folded: for each fold the grids of all blocks end to end, `(S,)`.
-            blocks: the blocks that stand end to end, asked for their sizes and groups where the program needs them.
-            inputs: the ragged inputs by name, each `(S, 1, 1)` or one value `(1, 1, 1)`.
-            loaded: what the fields of state hold from the previous run, each `(S, D0, D1)`.
+            folded: for each fold, the grids of all blocks concatenated, `(S,)`.
+            blocks: the blocks in this order, with their sizes and groups.
+            inputs: the ragged inputs by name, each `(S, 1, 1)`, or `(1, 1, 1)` for one number.
+            loaded: the values of the fields of state from the previous run, each `(S, D0, D1)`.
         """
         count = blocks.count
         values: dict[int, Tensor] = {v.id: inputs[n] for n, v in self.context.inputs.items() if n in inputs}
@@ -124,12 +127,12 @@ class Program:
                 assert isinstance(kept, Value)
                 values[node.output.id] = loaded[kept.name]
                 continue
-            arguments: list[Any] = [values[x.id] if isinstance(x, Value) else float(x) for x in node.inputs]
+            arguments: list[Any] = node.arguments(values)
             if isinstance(node.op, Grouped):
                 [x] = arguments
                 assert isinstance(x, Tensor)
                 arguments = [x.expand(count, *x.shape[1:]), blocks.groups[node.op.per]]
-            values[node.output.id] = node.op.execute(*arguments)
+            values[node.output.id] = node.op.execute(*arguments).to(node.output.dtype)
         assert self.context.result is not None
-        scores = values[self.context.result.id].expand(count, 1, 1)
-        return scores.reshape(-1).contiguous(), saved  # a number for each block, also where all have the same
+        scores = values[self.context.result.id].float().expand(count, 1, 1)
+        return scores.reshape(-1).contiguous(), saved  # one number per block, even if all are the same

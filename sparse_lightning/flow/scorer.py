@@ -1,49 +1,57 @@
-"""Scorer: runs the flow of a criterion on the blocks of scopes, and keeps its state from run to run."""
+"""Scorer: run the flow of a criterion on the blocks of scopes, and keep its state between runs."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparse_lightning.block import BlockSpec
-from sparse_lightning.distributed import Part, complete
-from sparse_lightning.errors import CheckpointError, FlowError
+from sparse_lightning.blocks.scope import SparseScope
+from sparse_lightning.blocks.scope_stack import ScopeStack
+from sparse_lightning.blocks.shards import Part, complete, held, local_like
+from sparse_lightning.blocks.sparse_block import SparseBlock
+from sparse_lightning.blocks.spec import BlockSpec
+from sparse_lightning.errors import CheckpointError, FlowError, did_you_mean
 from sparse_lightning.flow.criterion import Criterion
-from sparse_lightning.flow.end_to_end import EndToEnd, owners
 from sparse_lightning.flow.paged import PagedField, PageTable
 from sparse_lightning.flow.program import Program, trace
+from sparse_lightning.flow.ragged_blocks import RaggedBlocks
 from sparse_lightning.flow.sources import Sources
 from sparse_lightning.kernels import block_score
 from sparse_lightning.kernels.block_score import reference
-from sparse_lightning.nearest import did_you_mean
-from sparse_lightning.scope import SparseScope
-from sparse_lightning.sparse_block import SparseBlock
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A run that has not been saved: the scores of each block, and what the flow wants in its fields of state."""
+    """The result of a run whose state is not saved yet.
 
-    scores: dict[SparseBlock, Tensor]
+    Attributes:
+        scores: for each scope, by name, `(*scope.grid_shape, blocks per scope)`: the form that budgets and methods use.
+        saved: the new values of the fields of state.
+        values: all scores in one tensor, `(S,)`, of which `scores` are views.
+    """
+
+    scores: dict[str, Tensor]
     saved: dict[str, Tensor]
+    values: Tensor
 
 
 class Scorer:
-    """A criterion at work on the scopes that are attached to it.
+    """Runs the flow of a criterion on the attached scopes.
 
-    Data flow of a run: for each block the elements of its specs go through the program's stage into grids; the
-    grids of all blocks stand end to end; the rest of the program runs on them once, with the state of the
-    previous run; what it saves is written to its pages; the scores come back as a grid for each block.
+    Data flow of a run: the stage of the program reduces the weights of each block to grids. The grids of all blocks
+    are concatenated, gathered by scope. The rest of the program runs on them once, with the state of the previous run.
+    The new state is written to its pages. The scores stay gathered by scope.
 
     Args:
-        criterion: what computes the scores.
-        device: where the parameters live.
-        lowering: "reference", "compiled" or "triton" runs all stages that way; None chooses by what pays.
+        criterion: computes the scores.
+        device: of the parameters.
+        lowering: "reference", "compiled" or "triton", for all stages; None chooses the fastest.
         seed: of the random numbers, the same on all ranks.
 
     Example:
@@ -65,136 +73,181 @@ class Scorer:
     ) -> None:
         self.criterion = criterion
         self.program = Program.of(trace(criterion, device))
-        self.lowering = block_score.check_lowering(lowering)
+        self.lowering = block_score.check_lowering(lowering, torch.device(device))
         self.seed = seed
         self.runs = 0
         self._device = torch.device(device)
         self._scopes: dict[str, SparseScope] = {}
-        self._table = PageTable()
-        self._end_to_end = EndToEnd({}, self._table, self._device)
+        self.table = PageTable()
+        self._blocks: dict[str, SparseBlock] = {}
         self._fields = {name: PagedField(state, self._device) for name, state in criterion.states.items()}
 
     def attach(self, name: str, scope: SparseScope) -> None:
-        """Add a scope under a name; its state begins at each field's fill."""
-        taken = self._end_to_end.blocks
-        if name in self._scopes or any(owner in taken for owner, _ in owners(name, scope)):
-            raise FlowError(f"{name!r} is attached already: detach it first, or give another name")
-        if any(block is other for other in taken.values() for block in scope.blocks()):
-            raise FlowError(f"a block of {name!r} is attached already under another name")
-        for param in scope.parameters():
+        """Add a scope under a name, with new state at the fill value of each field."""
+        taken, named = self._blocks, scope.named_blocks(name)
+        if name in self._scopes or any(owner in taken for owner in named):
+            raise FlowError(f"{name!r} is already attached: detach it first, or use another name")
+        if any(block is other for other in taken.values() for block in named.values()):
+            raise FlowError(f"a block of {name!r} is already attached under another name: detach that one first")
+        for param in scope.unique_params():
             if param.device.type != self._device.type:
-                raise FlowError(f"{name!r} has a parameter on {param.device}, the flow was traced for {self._device}")
+                raise FlowError(
+                    f"{name!r} has a parameter on {param.device}, but the flow was traced for {self._device}: create "
+                    "the Scorer with the device of the parameters"
+                )
         self._scopes[name] = scope
-        for owner, block in owners(name, scope):
-            pages = self._table.take(owner, block.numblk())
+        for owner, block in named.items():
+            pages = self.table.allocate(owner, block.numblk())
             for field in self._fields.values():
-                field.reserve(self._table, pages)
-        self._end_to_end = EndToEnd(self._scopes, self._table, self._device)
+                field.reserve(self.table, pages)
+        self._blocks |= named
+        self.__dict__.pop("_ragged", None)
 
     def detach(self, name: str) -> None:
-        """Take a scope out; its pages become free."""
+        """Remove a scope and its state."""
         if name not in self._scopes:
             raise FlowError(f"{name!r} is not attached{did_you_mean(name, self._scopes)}")
-        for owner, _ in owners(name, self._scopes.pop(name)):
-            self._table.release(owner)
-        self._end_to_end = EndToEnd(self._scopes, self._table, self._device)
+        for owner in self._scopes.pop(name).named_blocks(name):
+            self.table.free(owner)
+            del self._blocks[owner]
+        self.__dict__.pop("_ragged", None)
+
+    @cached_property
+    def _ragged(self) -> RaggedBlocks:
+        """The attached scopes, laid out when they are first scored."""
+        return RaggedBlocks(self._scopes, self.table, self._device)
 
     def check(self, sources: Sources) -> None:
-        """Raise before training where a run would not find what the flow asks for."""
-        for owner, block in self._end_to_end.blocks.items():
-            for param in block.parameters():
+        """Raise `FlowError` if an input of the flow would be missing in a run."""
+        for owner, block in self._blocks.items():
+            for param in block.unique_params():
                 sources.check(self.program.names(), owner, param)
 
     def score(self, sources: Sources | None = None) -> dict[SparseBlock, Tensor]:
-        """Run the flow once; the scores of each attached block as its grid."""
+        """Run the flow once, save its state, and return the scores as one grid per attached block."""
         proposal = self.propose(sources)
         self.commit(proposal)
-        return proposal.scores
+        return self._ragged.scatter(proposal.scores)
 
     def commit(self, proposal: Proposal) -> None:
-        """Save what a run wants to save: the next run sees it."""
+        """Save the state of a run for the next run."""
         for name, values in proposal.saved.items():
-            self._fields[name].save(self._end_to_end.places, values)
+            self._fields[name].save(self._ragged.places, values)
+        self.runs += 1
+
+    def observe(self, sources: Sources | None = None) -> None:
+        """Run the flow once and save its state only: what is not finite leaves the state as it was.
+
+        Nothing waits for the device. A criterion without state is not run.
+        """
+        if not self._blocks or not self._fields:
+            return
+        proposal, places = self.propose(sources), self._ragged.places
+        finite = torch.stack([values.isfinite().all() for values in proposal.saved.values()]).all()
+        for name, values in proposal.saved.items():
+            field = self._fields[name]
+            field.save(places, torch.where(finite, field.state.convert(values), field.load(places)))
         self.runs += 1
 
     def propose(self, sources: Sources | None = None) -> Proposal:
-        """Run the flow once without a trace: its state stays as it was until `commit`."""
-        sources, all_blocks = sources or Sources(), self._end_to_end
-        if not all_blocks.blocks:
-            return Proposal({}, {})
-        ragged = [all_blocks.join(grids) for grids in zip(*self._folds(sources), strict=True)]
-        loaded = {name: field.load(all_blocks.places) for name, field in self._fields.items()}
-        scores, saved = self.program.run_grids(ragged, all_blocks, self._ragged_inputs(sources), loaded)
-        return Proposal(all_blocks.split(scores), saved)
+        """Run the flow once without saving its state: see `commit`."""
+        if not self._blocks:
+            return Proposal({}, {}, torch.empty(0))
+        sources, ragged = sources or Sources(), self._ragged
+        folded = self._folds(sources)
+        loaded = {name: field.load(ragged.places) for name, field in self._fields.items()}
+        scores, saved = self.program.run_grids(folded, ragged, self._ragged_inputs(sources), loaded)
+        return Proposal(ragged.split(scores), saved, scores)
 
-    def _folds(self, sources: Sources) -> list[list[Tensor]]:
-        """The stage on all elements, whoever holds them: for each block and each fold a grid."""
+    def _folds(self, sources: Sources) -> list[Tensor]:
+        """Run the stage on the weights of all ranks; return for each fold the values of all blocks, `(S,)`."""
         kinds = [kind for _, kind in self.program.stage.folds]
-        blocks = self._end_to_end.blocks
-        specs = [(owner, spec) for owner, block in blocks.items() for spec in block.blocks()] if kinds else []
+        if not kinds:
+            return []
+        groups = [group for stack in self._ragged.stacks for group in _alike_specs(stack)]
         parts: list[Part] = []
-        for (owner, spec), grids in zip(specs, self._room([spec for _, spec in specs]), strict=True):
-            self._fold_here(grids, owner, spec, sources)
-            parts += [(grid, kind, spec.param) for grid, kind in zip(grids, kinds, strict=True)]
+        copies: dict[int, Tensor] = {}
+        for specs, grids in zip(groups, self._room(groups), strict=True):
+            self._fold_here(grids, specs, sources, copies)
+            parts += [(grid, kind, specs[0].param) for grid, kind in zip(grids, kinds, strict=True)]
         whole = iter(complete(parts))
-        return [self._over_specs(block, whole) for block in blocks.values()]
+        gathered = [self._gather(stack, whole) for stack in self._ragged.stacks]
+        return [torch.cat([values.reshape(-1) for values in fold]) for fold in zip(*gathered, strict=True)]
 
-    def _room(self, specs: Sequence[BlockSpec]) -> Iterator[list[Tensor]]:
-        """For each spec a grid for each fold, all in one piece of memory: small ones would leave holes in the heap."""
-        is_wide = any(reference.accumulation_dtype(spec.param.dtype) != torch.float32 for spec in specs)
+    def _room(self, groups: Sequence[Sequence[BlockSpec]]) -> Iterator[list[Tensor]]:
+        """Allocate the grids of each group, one per fold, all in one buffer: small tensors would fragment the heap."""
+        is_wide = any(reference.accumulation_dtype(specs[0].param.dtype) != torch.float32 for specs in groups)
         like = torch.empty(0, dtype=torch.float64 if is_wide else torch.float32, device=self._device)
-        sizes = [spec.numblk() for spec in specs]
+        sizes = [len(specs) * specs[0].numblk() for specs in groups]
         rows = [reference.start(kind, (sum(sizes),), like) for _, kind in self.program.stage.folds]
-        for spec, *grids in zip(specs, *(torch.split(row, sizes) for row in rows), strict=True):
-            yield [grid.view(spec.grid_shape) for grid in grids]
+        for specs, *grids in zip(groups, *(torch.split(row, sizes) for row in rows), strict=True):
+            yield [grid.view(len(specs), *specs[0].grid_shape) for grid in grids]
 
-    def _fold_here(self, grids: Sequence[Tensor], owner: str, spec: BlockSpec, sources: Sources) -> None:
-        """The stage on the elements that this process holds, into a grid for each fold."""
-        others = [sources.element(name, spec.param, owner) for name in self.program.elements[1:]]
-        spec.part(None, others).fold_into(grids, self.program.stage, self._run())
+    def _fold_here(
+        self, grids: Sequence[Tensor], specs: Sequence[BlockSpec], sources: Sources, copies: dict[int, Tensor]
+    ) -> None:
+        """Run the stage on the weights of this process: on copies of those of several small parameters at once.
 
-    def _over_specs(self, block: SparseBlock, grids: Iterator[Tensor]) -> list[Tensor]:
-        """For each fold the next grids, one for each spec of a block, combined in the block's order."""
+        The copies of a run use the same memory, one after the other: new memory costs more than the copy.
+        """
+        names, owners = self.program.elements[1:], self._ragged.owners
+        others = [[sources.element(name, spec.param, owners[spec]) for spec in specs] for name in names]
+        if len(specs) == 1:
+            part, grids = specs[0].part(None, [other for [other] in others]), [grid[0] for grid in grids]
+        else:
+            locals_ = [[held(spec.param) for spec in specs]]
+            locals_ += [[local_like(t, spec.param) for t, spec in zip(ts, specs, strict=True)] for ts in others]
+            weights, *beside = [_stacked(tensors, copies, i) for i, tensors in enumerate(locals_)]
+            part = specs[0].stacked_part(weights, beside)
+        part.fold_into(grids, self.program.stage, self._run())
+
+    def _gather(self, stack: ScopeStack, grids: Iterator[Tensor]) -> list[Tensor]:
+        """Combine the next grids over the specs of each block, and gather the blocks by scope: one tensor per fold."""
         kinds = [kind for _, kind in self.program.stage.folds]
-        total: list[Tensor] = []
-        for spec in block.blocks() if kinds else []:
-            own = [next(grids).permute(block.order_of(spec)).float() for _ in kinds]
-            joined = zip(kinds, total, own, strict=True) if total else []
-            total = [reference.combine(kind, a, b) for kind, a, b in joined] or own
-        return total
+        columns = []
+        for block in stack.scopes[0].blocks():
+            total: list[Tensor] = []
+            for spec in block.blocks():
+                order = (0, *(d + 1 for d in block.order_of(spec)))
+                own = [next(grids).permute(order).float() for _ in kinds]
+                pairs = zip(kinds, total, own, strict=True) if total else []
+                total = [reference.combine(kind, a, b) for kind, a, b in pairs] or own
+            columns.append(total)
+        return [stack.gather_stacked(fold) for fold in zip(*columns, strict=True)]
 
     def _run(self) -> Callable[..., list[Tensor]]:
-        return block_score.choose(self._device, self._end_to_end.elements, self.lowering)
+        return block_score.choose(self._device, self._ragged.elements, self.lowering)
 
     def _ragged_inputs(self, sources: Sources) -> dict[str, Tensor]:
         numbers = {"step": float(sources.step), "target": float(sources.target)}
         found = {name: torch.full((1, 1, 1), x, device=self._device) for name, x in numbers.items()}
         if "random" in self.program.names():
-            draws = [self._draw(owner, block.numblk()) for owner, block in self._end_to_end.blocks.items()]
-            found["random"] = self._end_to_end.join(draws).view(-1, 1, 1)
+            draws = [self._draw(owner, block.numblk()) for owner, block in self._ragged.blocks.items()]
+            found["random"] = self._ragged.join(draws).view(-1, 1, 1)
         return found
 
     def _draw(self, owner: str, n: int) -> Tensor:
-        """Random numbers that depend on the seed, the run and the owner alone: alike on all ranks."""
+        """Draw random numbers that depend only on the seed, the run and the owner: the same on all ranks."""
         key = zlib.crc32(f"{self.seed} {self.runs} {owner}".encode())
         return torch.rand(n, generator=torch.Generator().manual_seed(key))
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers only: the number of runs, and for each field the entries of each block."""
+        """Return the number of runs, and for each field the entries of each block: tensors and numbers only."""
         fields = {
-            name: {owner: field.load(self._table.places(owner)).cpu() for owner in self._end_to_end.blocks}
+            name: {owner: field.load(self.table.places(owner)).cpu() for owner in self._blocks}
             for name, field in self._fields.items()
         }
         return {"runs": self.runs, "fields": fields}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave, for the same criterion and the same blocks."""
-        owners = {owner: block.numblk() for owner, block in self._end_to_end.blocks.items()}
+        """Load the result of `state_dict` of a scorer with the same criterion and the same blocks."""
+        owners = {owner: block.numblk() for owner, block in self._blocks.items()}
         for name, field in self._fields.items():
             kept = state["fields"].get(name)
             if kept is None or set(kept) != set(owners):
                 raise CheckpointError(
-                    f"the checkpoint has state {name!r} for {sorted(kept or {})}, not {sorted(owners)}"
+                    f"the checkpoint has state {name!r} for {sorted(kept or {})}, not {sorted(owners)}: attach the "
+                    "same scopes under the same names"
                 )
             for owner, entries in kept.items():
                 if tuple(entries.shape) != (owners[owner], *field.state.inner):
@@ -202,7 +255,27 @@ class Scorer:
                         f"the checkpoint has {tuple(entries.shape)} entries of state {name!r} for {owner!r}, which "
                         f"has {owners[owner]} blocks: it belongs to another model or block shape"
                     )
+                if entries.dtype != field.state.dtype:
+                    raise CheckpointError(
+                        f"the checkpoint has state {name!r} in {entries.dtype}, but the criterion declares "
+                        f"{field.state.dtype}: resume with the criterion that it was saved with"
+                    )
         for name, field in self._fields.items():
             for owner, entries in state["fields"][name].items():
-                field.save(self._table.places(owner), entries.to(self._device))
+                field.save(self.table.places(owner), entries.to(self._device))
         self.runs = int(state["runs"])
+
+
+def _stacked(tensors: Sequence[Tensor], copies: dict[int, Tensor], place: int) -> Tensor:
+    """Stack tensors of one shape and dtype in the memory of earlier copies at this place, if it is large enough."""
+    first, size = tensors[0], sum(tensor.numel() for tensor in tensors)
+    room = copies.get(place)
+    if room is None or room.numel() < size or (room.dtype, room.device) != (first.dtype, first.device):
+        room = copies[place] = torch.empty(size, dtype=first.dtype, device=first.device)
+    return torch.stack(list(tensors), out=room[:size].view(len(tensors), *first.shape))
+
+
+def _alike_specs(stack: ScopeStack) -> Iterator[list[BlockSpec]]:
+    """Yield the specs that stand at the same place in each scope of a stack."""
+    listed = [[spec for block in scope.blocks() for spec in block.blocks()] for scope in stack.scopes]
+    yield from (list(specs) for specs in zip(*listed, strict=True))

@@ -1,4 +1,4 @@
-"""Sources: where the inputs of a flow come from when it runs."""
+"""Sources: the tensors that the inputs of a flow are read from."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparse_lightning.errors import FlowError
+from sparse_lightning.errors import FlowError, did_you_mean
 from sparse_lightning.flow.inputs import OPTIMIZER
-from sparse_lightning.nearest import did_you_mean
-from sparse_lightning.optimizer_state import fresh, state_tensors
+from sparse_lightning.flow.optimizer_state import fresh, state_tensors
 
-NO_STATE = ": no optimizer keeps a tensor of its shape for it"
+NO_STATE = ": no optimizer has a state tensor of the shape of the parameter, use one that does"
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What a run of a flow can read beside the weights.
+    """The inputs of a run beside the weights.
 
     Args:
-        optimizers: those that keep state for the parameters.
-        input_norms: for a parameter, a tensor that expands to its shape; see `InputNorms`.
-        grads: gradients that stand in for those in `param.grad`.
+        optimizers: whose state the flow may read.
+        input_norms: for each parameter, a tensor that expands to its shape; see `InputNorms`.
+        grads: gradients to use instead of `param.grad`.
         step: the optimizer step.
-        target: the sparsity asked for.
+        target: the target sparsity.
     """
 
     optimizers: Sequence[Optimizer] = ()
@@ -37,12 +36,19 @@ class Sources:
     target: float = 0.0
 
     def element(self, name: str, param: Tensor, owner: str) -> Tensor:
-        """The tensor of an input with one entry for each weight, of the parameter's shape."""
+        """Return the tensor of an input with one entry per weight, in the shape of the parameter.
+
+        Raises:
+            FlowError: the input is missing, or on another device than the parameter.
+        """
         found = self._find(name, param)
         if found is None:
-            raise FlowError(f"{name} is not there for {owner}{self._missing(name, param)}")
+            raise FlowError(f"{name} of {owner} is missing{self._missing(name, param)}")
         if found.device != param.device:
-            raise FlowError(f"{name} of {owner} lives on {found.device}, the parameter on {param.device}")
+            raise FlowError(
+                f"{name} of {owner} is on {found.device}, but the parameter is on {param.device}: move them to "
+                "one device"
+            )
         return found.detach() if found.shape == param.shape else found.detach().expand(param.shape)
 
     def _find(self, name: str, param: Tensor) -> Tensor | None:
@@ -60,25 +66,25 @@ class Sources:
 
     def _missing(self, name: str, param: Tensor) -> str:
         if name == "grad":
-            return ": run backward first, or leave the parameter out"
+            return ": call backward() first, or exclude the parameter"
         if name == "input_norm":
-            return ": collect it with InputNorms on the module that owns the parameter"
+            return ": collect it with InputNorms, for the weight or bias of a linear or convolutional layer"
         names = [OPTIMIZER + k for k in self._state(param)]
         return did_you_mean(name, names) or NO_STATE
 
     def check(self, names: set[str], owner: str, param: Tensor) -> None:
-        """Raise now, before training, where a run would not find what it asks for.
+        """Raise `FlowError` before training if an input would be missing in a run.
 
-        Gradients come with the first backward pass. Of an optimizer that has not stepped yet, what it will
-        keep is found out on a parameter made for that.
+        Gradients are not checked: they exist after the first backward pass. The state of an optimizer that has made
+        no step is inferred from a step of a copy of it, on a small parameter.
         """
         if "input_norm" in names and not self._watches(param):
-            raise FlowError(f"input_norm is not there for {owner}{self._missing('input_norm', param)}")
-        asked = sorted(name for name in names if name.startswith(OPTIMIZER))
-        kept = [OPTIMIZER + name for name in self._names_kept(param)] if asked else []
-        for name in asked:
+            raise FlowError(f"input_norm of {owner} is missing{self._missing('input_norm', param)}")
+        needed = sorted(name for name in names if name.startswith(OPTIMIZER))
+        kept = [OPTIMIZER + name for name in self._names_kept(param)] if needed else []
+        for name in needed:
             if name not in kept:
-                raise FlowError(f"{name} is not there for {owner}{did_you_mean(name, kept) or NO_STATE}")
+                raise FlowError(f"{name} of {owner} is missing{did_you_mean(name, kept) or NO_STATE}")
 
     def _watches(self, param: Tensor) -> bool:
         watched = getattr(self.input_norms, "watched", self.input_norms)

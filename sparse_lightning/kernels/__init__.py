@@ -1,1 +1,1 @@
-"""Kernels: one folder for each operation, the reference in plain torch beside what makes it fast."""
+"""Kernels: one folder for each operation, with the reference in plain torch beside the fast versions."""

@@ -1,4 +1,4 @@
-"""What the kernels may use on this machine. Nothing optional is imported before someone asks."""
+"""What the kernels can use on this machine. Optional packages are imported only when needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What the Triton kernels read and write; they compute in fp32."""
+"""The dtypes that the Triton kernels read and write; they compute in fp32."""
 
 
 @cache
@@ -24,12 +24,17 @@ def has_triton() -> bool:
     return True
 
 
+def is_interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, on tensors of the CPU: for tests without a GPU."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+
+
 def takes_triton(weight: Tensor) -> bool:
-    """Whether a Triton kernel is the one to run on this tensor: a GPU, a dtype it knows, and Triton installed."""
+    """Whether a Triton kernel runs on this tensor: on a GPU, with a supported dtype and Triton installed."""
     return weight.is_cuda and weight.dtype in TRITON_DTYPES and has_triton()
 
 
 def cpp_compiler() -> str | None:
-    """The C++ compiler that `torch.compile` would find; None where there is none."""
+    """Return the C++ compiler that `torch.compile` would use, or None."""
     names = [os.environ.get("CXX", ""), "g++", "clang++"]
     return next((path for name in names if name and (path := shutil.which(name))), None)

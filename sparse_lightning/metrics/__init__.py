@@ -1,4 +1,4 @@
-"""torchmetrics metrics of sparsity and masks; `functional` has the same as functions."""
+"""torchmetrics metrics of sparsity and masks; `functional` has them as functions."""
 
 from sparse_lightning.metrics.churn import MaskChurn
 from sparse_lightning.metrics.functional import block_sparsity, mask_churn, mask_overlap

@@ -1,4 +1,4 @@
-"""MaskChurn: the share of mask entries that changed."""
+"""MaskChurn: the fraction of mask entries that changed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 from torch import Tensor
 
+from sparse_lightning.metrics.fraction import FractionMetric
 from sparse_lightning.metrics.functional.churn import _mask_churn_compute, _mask_churn_update
 from sparse_lightning.metrics.functional.pairs import Masks
-from sparse_lightning.metrics.share import ShareMetric
 
 
-class MaskChurn(ShareMetric):
-    """The share of mask entries that changed, either way; see `mask_churn`.
+class MaskChurn(FractionMetric):
+    """The fraction of mask entries that changed, in either direction; see `mask_churn`.
 
     Args:
-        kwargs: what every `torchmetrics.Metric` takes, such as `dist_sync_on_step`.
+        kwargs: arguments of `torchmetrics.Metric`, such as `dist_sync_on_step`.
 
     Example:
         >>> import torch
@@ -34,11 +34,11 @@ class MaskChurn(ShareMetric):
         self.add_count("all_entries")
 
     def update(self, before: Masks, after: Masks) -> None:
-        """Count the entries that differ: of two grids, or of two mappings from names to grids."""
+        """Count the entries that differ between two grids, or between two mappings from names to grids."""
         changed, entries = _mask_churn_update(before, after)
         self.changed_entries += changed.to(self.changed_entries.device)
         self.all_entries += entries.to(self.all_entries.device)
 
     def compute(self) -> Tensor:
-        """The share over all updates."""
+        """Return the fraction over all updates."""
         return _mask_churn_compute(self.changed_entries, self.all_entries)

@@ -1,4 +1,4 @@
-"""MaskOverlap: how far two masks prune the same blocks."""
+"""MaskOverlap: how much two masks prune the same blocks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 from torch import Tensor
 
+from sparse_lightning.metrics.fraction import FractionMetric
 from sparse_lightning.metrics.functional.overlap import _mask_overlap_compute, _mask_overlap_update
 from sparse_lightning.metrics.functional.pairs import Masks
-from sparse_lightning.metrics.share import ShareMetric
 
 
-class MaskOverlap(ShareMetric):
-    """The blocks that both masks prune, as a share of those that either prunes; see `mask_overlap`.
+class MaskOverlap(FractionMetric):
+    """The blocks that both masks prune, as a fraction of those that at least one prunes; see `mask_overlap`.
 
-    Blocks are summed over updates before the division, so that large masks weigh more than small ones.
+    Counts are summed over updates before the division, so large masks weigh more than small ones.
 
     Args:
-        kwargs: what every `torchmetrics.Metric` takes, such as `dist_sync_on_step`.
+        kwargs: arguments of `torchmetrics.Metric`, such as `dist_sync_on_step`.
 
     Example:
         >>> import torch
@@ -36,11 +36,11 @@ class MaskOverlap(ShareMetric):
         self.add_count("pruned_by_either")
 
     def update(self, a: Masks, b: Masks) -> None:
-        """Count the pruned blocks: of two grids, or of two mappings from names to grids."""
+        """Count the pruned blocks of two grids, or of two mappings from names to grids."""
         both, either = _mask_overlap_update(a, b)
         self.pruned_by_both += both.to(self.pruned_by_both.device)
         self.pruned_by_either += either.to(self.pruned_by_either.device)
 
     def compute(self) -> Tensor:
-        """The share over all updates."""
+        """Return the fraction over all updates."""
         return _mask_overlap_compute(self.pruned_by_both, self.pruned_by_either)

@@ -1,4 +1,4 @@
-"""BlockSparsity: the share of weights that lie in blocks that are wholly zero."""
+"""BlockSparsity: the fraction of weights in blocks that are entirely zero."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 from torch import Tensor
 
-from sparse_lightning.metrics.functional.sparsity import Blocks, _block_sparsity_compute, _block_sparsity_update
-from sparse_lightning.metrics.share import ShareMetric
+from sparse_lightning.metrics.fraction import FractionMetric
+from sparse_lightning.metrics.functional.sparsity import ScopesOrBlocks, _block_sparsity_compute, _block_sparsity_update
 
 
-class BlockSparsity(ShareMetric):
-    """The share of weights that lie in blocks that are wholly zero, counted from the weights.
+class BlockSparsity(FractionMetric):
+    """The fraction of weights in blocks that are entirely zero (1 − density), counted from the weights.
 
-    See `block_sparsity` for what counts. Weights are read when `update` is called, and not kept.
+    See `block_sparsity` for what is counted. Weights are read by `update`, and not kept.
 
     Args:
-        kwargs: what every `torchmetrics.Metric` takes, such as `dist_sync_on_step`.
+        kwargs: arguments of `torchmetrics.Metric`, such as `dist_sync_on_step`.
 
     Example:
         >>> import torch
@@ -37,12 +37,12 @@ class BlockSparsity(ShareMetric):
         self.add_count("zero_weights")
         self.add_count("all_weights")
 
-    def update(self, blocks: Blocks) -> None:
+    def update(self, blocks: ScopesOrBlocks) -> None:
         """Count the weights of a scope, a block, or several of them."""
         zero, total = _block_sparsity_update(blocks)
         self.zero_weights += zero.to(self.zero_weights.device)
         self.all_weights += total.to(self.all_weights.device)
 
     def compute(self) -> Tensor:
-        """The share over all updates."""
+        """Return the fraction over all updates."""
         return _block_sparsity_compute(self.zero_weights, self.all_weights)

@@ -1,4 +1,4 @@
-"""Models that recipes train: small networks for images and text, and Hugging Face models from a local folder."""
+"""Models of the recipes: small networks for images and text, and Hugging Face models from a local folder."""
 
 from __future__ import annotations
 

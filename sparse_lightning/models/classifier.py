@@ -1,4 +1,4 @@
-"""Classifier: a network that names classes, with its loss, its accuracy and its optimizer."""
+"""Classifier: the base class of image classifiers: loss, accuracy and optimizer."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torchmetrics.classification import MulticlassAccuracy
 from sparse_lightning.models.sharding import Shardable
 
 OptimizerFactory = Callable[[Iterable[Parameter]], Optimizer]
-"""Makes an optimizer of parameters: a class of torch.optim, or a partial of one."""
+"""Builds an optimizer from parameters: a class of torch.optim, or a partial of one."""
 
 
 class Classifier(Shardable):
-    """Trains `forward`, which subclasses give, to name the classes of a batch `(inputs, labels)`.
+    """Train `forward`, which subclasses implement, to classify a batch `(inputs, labels)`.
 
     Args:
-        optimizer: makes the optimizer of the parameters.
-        classes: how many there are.
-        label_smoothing: the part of a target that is spread over all classes.
+        optimizer: builds the optimizer from the parameters.
+        classes: the number of classes.
+        label_smoothing: the fraction of a target that is spread over all classes.
     """
 
     metric: ClassVar[str] = "val_accuracy"
-    """What tells how good the model is; higher is better."""
+    """The metric that a run returns; higher is better."""
 
     def __init__(self, optimizer: OptimizerFactory = AdamW, classes: int = 10, label_smoothing: float = 0.0) -> None:
         super().__init__()
@@ -37,20 +37,20 @@ class Classifier(Shardable):
         self.accuracy = MulticlassAccuracy(classes, average="micro")
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """The cross entropy."""
+        """Return the cross entropy."""
         images, labels = batch
         loss = cross_entropy(self(images), labels, label_smoothing=self.label_smoothing)
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """The cross entropy and the accuracy."""
+        """Log the cross entropy and the accuracy."""
         images, labels = batch
-        scores = self(images)
-        self.accuracy(scores, labels)
-        self.log("val_loss", cross_entropy(scores, labels), sync_dist=True)
+        logits = self(images)
+        self.accuracy(logits, labels)
+        self.log("val_loss", cross_entropy(logits, labels), sync_dist=True)
         self.log("val_accuracy", self.accuracy, prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """The optimizer that was asked for."""
+        """Return the optimizer."""
         return self.optimizer_factory(self.parameters())

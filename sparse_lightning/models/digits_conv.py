@@ -11,10 +11,10 @@ from torch.optim import AdamW
 from sparse_lightning.models.classifier import Classifier, OptimizerFactory
 
 
-class Stage(nn.Module):
-    """Two convolutions with norms, added to their input.
+class ConvStage(nn.Module):
+    """Two convolutions with norms and a residual connection.
 
-    The channels between the two are read by `conv2` only: a filter of `conv1` can go with its norm and with the
+    Only `conv2` reads the channels between the two: a filter of `conv1` can be pruned with its norm and with the
     inputs of `conv2`.
 
     Args:
@@ -37,9 +37,9 @@ class DigitsConv(Classifier):
     """A stem and stages of two convolutions, all weights in channels_last.
 
     Args:
-        optimizer: makes the optimizer of the parameters.
+        optimizer: builds the optimizer from the parameters.
         width: channels between stages.
-        hidden: channels inside of a stage.
+        hidden: channels inside a stage.
         depth: stages; each but the last halves the image.
 
     Example:
@@ -50,18 +50,18 @@ class DigitsConv(Classifier):
     def __init__(self, optimizer: OptimizerFactory = AdamW, width: int = 32, hidden: int = 64, depth: int = 3) -> None:
         super().__init__(optimizer)
         self.stem, self.norm = nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
-        self.stages = nn.ModuleList(Stage(width, hidden) for _ in range(depth))
+        self.stages = nn.ModuleList(ConvStage(width, hidden) for _ in range(depth))
         self.pool, self.head = nn.MaxPool2d(2), nn.Linear(width, 10)
         self.to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images `(batch, 1, 8, 8)` → scores `(batch, 10)`."""
+        """Images `(batch, 1, 8, 8)` → logits `(batch, 10)`."""
         x = torch.relu(self.norm(self.stem(images.to(memory_format=torch.channels_last))))
         for i, stage in enumerate(self.stages):
             x = stage(self.pool(x) if i else x)
-        scores: Tensor = self.head(x.mean((2, 3)))
-        return scores
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
 
     def shards(self) -> Iterable[nn.Module]:
-        """The stages."""
+        """Return the stages."""
         return self.stages

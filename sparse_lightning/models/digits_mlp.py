@@ -13,7 +13,7 @@ class DigitsMLP(Classifier):
     """Two hidden layers on the 64 pixels of a digit.
 
     Args:
-        optimizer: makes the optimizer of the parameters.
+        optimizer: builds the optimizer from the parameters.
         hidden: neurons in each hidden layer.
 
     Example:
@@ -26,7 +26,7 @@ class DigitsMLP(Classifier):
         self.first, self.second, self.head = nn.Linear(64, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images `(batch, 1, 8, 8)` → scores `(batch, 10)`."""
+        """Images `(batch, 1, 8, 8)` → logits `(batch, 10)`."""
         x = torch.relu(self.first(images.flatten(1)))
-        scores: Tensor = self.head(torch.relu(self.second(x)))
-        return scores
+        logits: Tensor = self.head(torch.relu(self.second(x)))
+        return logits

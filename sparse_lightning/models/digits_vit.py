@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from sparse_lightning.models.classifier import Classifier, OptimizerFactory
-from sparse_lightning.models.sharding import Plan, block_plan
+from sparse_lightning.models.sharding import TensorPlan, block_plan
 from sparse_lightning.models.transformer import Block
 
 PATCH = 2
@@ -17,13 +17,13 @@ PATCH = 2
 
 
 class DigitsViT(Classifier):
-    """A transformer on the patches of a digit; the class is read from the mean of all patches.
+    """A transformer on the patches of a digit; the classifier reads the mean over all patches.
 
     Args:
-        optimizer: makes the optimizer of the parameters.
-        width: of the tokens.
+        optimizer: builds the optimizer from the parameters.
+        width: features of a token.
         depth: transformer blocks.
-        heads: of each attention.
+        heads: attention heads of each block.
 
     Example:
         >>> DigitsViT(width=32, depth=1)(torch.randn(5, 1, 8, 8)).shape
@@ -38,16 +38,16 @@ class DigitsViT(Classifier):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images `(batch, 1, 8, 8)` → scores `(batch, 10)`."""
+        """Images `(batch, 1, 8, 8)` → logits `(batch, 10)`."""
         patches = images.unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH).flatten(1, 3).flatten(2)
         x = self.blocks(self.embed(patches) + self.position)
-        scores: Tensor = self.head(self.norm(x).mean(1))
-        return scores
+        logits: Tensor = self.head(self.norm(x).mean(1))
+        return logits
 
     def shards(self) -> Iterable[nn.Module]:
-        """The transformer blocks."""
+        """Return the transformer blocks."""
         return self.blocks
 
-    def tensor_plan(self, size: int) -> Plan:
-        """That of the transformer blocks; embeddings and head stay whole."""
+    def tensor_plan(self, size: int) -> TensorPlan:
+        """Return the plan of the transformer blocks; embeddings and head are replicated."""
         return block_plan("blocks.*")

@@ -10,7 +10,7 @@ from torch.optim import AdamW
 
 from sparse_lightning.models.classifier import OptimizerFactory
 from sparse_lightning.models.language_model import LanguageModel
-from sparse_lightning.models.sharding import Plan, block_plan
+from sparse_lightning.models.sharding import TensorPlan, block_plan
 from sparse_lightning.models.transformer import Block
 
 
@@ -18,12 +18,12 @@ class GPT(LanguageModel):
     """A pre-norm transformer with fused QKV projections, on bytes.
 
     Args:
-        optimizer: makes the optimizer of the parameters.
-        vocabulary: how many tokens there are; 256 for bytes.
-        context: the longest text that it sees at once.
-        width: of the tokens.
+        optimizer: builds the optimizer from the parameters.
+        vocabulary: the number of tokens; 256 for bytes.
+        context: the longest sequence, in tokens.
+        width: features of a token.
         depth: transformer blocks.
-        heads: of each attention.
+        heads: attention heads of each block.
 
     Example:
         >>> GPT(width=32, depth=1)(torch.zeros(2, 7, dtype=torch.long)).shape
@@ -47,15 +47,15 @@ class GPT(LanguageModel):
         nn.init.normal_(self.embed.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token numbers `(batch, tokens)` → scores of the next ones `(batch, tokens, vocabulary)`."""
+        """Token ids `(batch, tokens)` → logits of the next ones `(batch, tokens, vocabulary)`."""
         x = self.embed(tokens) + self.position[: tokens.shape[1]]
-        scores: Tensor = self.head(self.norm(self.blocks(x)))
-        return scores
+        logits: Tensor = self.head(self.norm(self.blocks(x)))
+        return logits
 
     def shards(self) -> Iterable[nn.Module]:
-        """The transformer blocks."""
+        """Return the transformer blocks."""
         return self.blocks
 
-    def tensor_plan(self, size: int) -> Plan:
-        """That of the transformer blocks; embeddings and head stay whole."""
+    def tensor_plan(self, size: int) -> TensorPlan:
+        """Return the plan of the transformer blocks; embeddings and head are replicated."""
         return block_plan("blocks.*")

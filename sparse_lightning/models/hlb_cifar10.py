@@ -11,22 +11,22 @@ from torch.nn.functional import gelu
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
-from sparse_lightning.distributed import held, local_like
+from sparse_lightning.blocks.shards import held, local_like
 from sparse_lightning.models.classifier import Classifier, OptimizerFactory
 from sparse_lightning.models.whitening import whitening_filters
 
 PEAK, FIRST, LAST = 0.23, 0.2, 0.05
-"""The learning rate rises until this part of the run; where it begins and ends, as parts of its peak."""
+"""The learning rate rises until this fraction of the run; its start and end, as fractions of the peak."""
 HEAD_NORM = 5.0
-"""The norm that the weights of each class begin with."""
+"""The initial norm of the weights of each class."""
 TEMPERATURE = 1 / 9
-"""The scores of the classes are made smaller by this, which keeps the first steps calm."""
+"""The logits are scaled by this, which stabilizes the first steps."""
 
 
 class Group(nn.Module):
-    """A convolution that halves the image, then two of them that are added to it; each with norm and GELU.
+    """A convolution that halves the image, then a residual pair of convolutions; each with norm and GELU.
 
-    The channels between `conv2` and `conv3` are read by `conv3` only: a filter of `conv2` can go with its norm and
+    Only `conv3` reads the channels between `conv2` and `conv3`: a filter of `conv2` can be pruned with its norm and
     with the inputs of `conv3`.
 
     Args:
@@ -49,14 +49,14 @@ class Group(nn.Module):
 
 
 def _conv(inputs: int, outputs: int) -> nn.Conv2d:
-    """Its first filters hand the channels on as they are, so that deep layers see images from the first step on."""
+    """Return a convolution whose first filters are the identity, so that deep layers see images from the first step."""
     conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     nn.init.dirac_(conv.weight.data[:inputs])
     return conv
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
-    """Its statistics follow fast: the run is short."""
+    """Return a norm with fast running statistics: the run is short."""
     return nn.BatchNorm2d(channels, momentum=0.8)
 
 
@@ -67,10 +67,10 @@ class HlbCifar10(Classifier):
     the 2×2 patches of the images and is not trained.
 
     Args:
-        optimizer: makes the optimizer of the parameters.
+        optimizer: builds the optimizer from the parameters.
         widths: channels of the three groups.
-        stem: channels that the first group reads.
-        label_smoothing: the part of a target that is spread over all classes.
+        stem: input channels of the first group.
+        label_smoothing: the fraction of a target that is spread over all classes.
 
     Example:
         >>> HlbCifar10(widths=(8, 16, 32), stem=8)(torch.randn(2, 3, 32, 32)).shape
@@ -94,36 +94,36 @@ class HlbCifar10(Classifier):
         self.to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images `(batch, 3, 32, 32)` → scores `(batch, 10)`."""
+        """Images `(batch, 3, 32, 32)` → logits `(batch, 10)`."""
         x = self.whiten(images.to(memory_format=torch.channels_last))
         x = self.groups(gelu(self.project(x)))
-        scores: Tensor = self.head(x.amax((2, 3))) * TEMPERATURE
-        return scores
+        logits: Tensor = self.head(x.amax((2, 3))) * TEMPERATURE
+        return logits
 
     def on_train_batch_start(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Make the whitening filters, once, of the first images: those of the first process for all."""
+        """Compute the whitening filters from the first batch of rank 0, once."""
         if self.global_step == 0 and batch_idx == 0:
             filters = self.trainer.strategy.broadcast(whitening_filters(batch[0]))
             held(self.whiten.weight).copy_(local_like(filters, self.whiten.weight))
 
     def shards(self) -> Iterable[nn.Module]:
-        """The groups."""
+        """Return the groups."""
         return self.groups
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """The optimizer that was asked for, its learning rate rising fast and falling slowly."""
+        """Return the optimizer, and a learning rate that rises fast and falls slowly."""
         optimizer, steps = self.optimizer_factory(self.parameters()), self.trainer.estimated_stepping_batches
         scheduler = LambdaLR(optimizer, lambda step: triangle(step / steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def triangle(part: float) -> float:
-    """The learning rate at a part of the run, in relation to its peak.
+def triangle(fraction: float) -> float:
+    """Return the learning rate at a fraction of the run, relative to its peak.
 
     Example:
-        >>> [round(triangle(part), 3) for part in (0.0, 0.115, 0.23, 1.0)]
+        >>> [round(triangle(fraction), 3) for fraction in (0.0, 0.115, 0.23, 1.0)]
         [0.2, 0.6, 1.0, 0.05]
     """
-    if part < PEAK:
-        return FIRST + (1 - FIRST) * part / PEAK
-    return 1 - (1 - LAST) * (min(part, 1.0) - PEAK) / (1 - PEAK)
+    if fraction < PEAK:
+        return FIRST + (1 - FIRST) * fraction / PEAK
+    return 1 - (1 - LAST) * (min(fraction, 1.0) - PEAK) / (1 - PEAK)

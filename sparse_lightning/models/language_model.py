@@ -1,4 +1,4 @@
-"""LanguageModel: a network that foretells the next token, with its loss and its optimizer."""
+"""LanguageModel: the base class of causal language models: loss and optimizer."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from sparse_lightning.models.sharding import Shardable
 
 
 class LanguageModel(Shardable):
-    """Trains `forward`, which subclasses give, to foretell each token of a batch `(batch, tokens)` from those before.
+    """Train `forward`, which subclasses implement, to predict each token of a batch `(batch, tokens)`.
 
     Args:
-        optimizer: makes the optimizer of the parameters.
+        optimizer: builds the optimizer from the parameters.
     """
 
     metric: ClassVar[str] = "val_loss"
-    """What tells how good the model is; lower is better."""
+    """The metric that a run returns; lower is better."""
 
     def __init__(self, optimizer: OptimizerFactory = AdamW) -> None:
         super().__init__()
         self.optimizer_factory = optimizer
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """The cross entropy of the next token."""
-        loss = self._loss(batch)
+        """Return the cross entropy of the next token."""
+        loss = self.loss(batch)
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        """The cross entropy of the next token."""
-        self.log("val_loss", self._loss(batch), prog_bar=True, sync_dist=True)
+        """Log the cross entropy of the next token."""
+        self.log("val_loss", self.loss(batch), prog_bar=True, sync_dist=True)
 
-    def _loss(self, tokens: Tensor) -> Tensor:
+    def loss(self, tokens: Tensor) -> Tensor:
+        """Token ids `(batch, tokens)` → the mean cross entropy of all but the first."""
         return cross_entropy(self(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
     def configure_optimizers(self) -> Optimizer:
-        """The optimizer that was asked for."""
+        """Return the optimizer."""
         return self.optimizer_factory(self.parameters())

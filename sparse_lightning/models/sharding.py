@@ -1,8 +1,9 @@
-"""Sharding: how the models of recipes are spread over a mesh of devices, by FSDP2 and by tensor parallelism."""
+"""Sharding: how the models of the recipes use a device mesh, by FSDP2 and by tensor parallelism."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import lightning as L
 import torch
@@ -10,29 +11,31 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from sparse_lightning.blocks.shards import is_sharded
 from sparse_lightning.errors import SparseLightningError
 
-Plan = dict[str, ParallelStyle]
-"""How layers are split over the tensor-parallel dimension of a mesh, by their names; `*` stands for any name."""
+TensorPlan = dict[str, ParallelStyle]
+"""Parallel styles of layers, by their names; `*` matches any name."""
 
 
 class ShardingError(SparseLightningError, ValueError):
-    """A model that cannot be spread over devices in the way that is asked for."""
+    """A model that cannot be sharded as requested."""
 
 
 class Shardable(L.LightningModule):
-    """A module that spreads itself over the mesh of a `ModelParallelStrategy`, and stays as it is without one."""
+    """A module that shards itself over the mesh of a `ModelParallelStrategy`; without one it does nothing."""
 
     def shards(self) -> Iterable[nn.Module]:
-        """The parts that FSDP2 gathers one after the other; the default gathers all at once."""
+        """Return the modules that FSDP2 gathers one by one; the default gathers the whole model at once."""
         return ()
 
-    def tensor_plan(self, size: int) -> Plan:
-        """How layers are split over `size` devices.
+    def tensor_plan(self, size: int) -> TensorPlan:
+        """Return how to split layers over `size` devices.
 
         Raises:
-            ShardingError: where they cannot be.
+            ShardingError: where the model has no such plan.
         """
         raise ShardingError(
             f"{type(self).__name__} has no plan for tensor parallelism over {size} devices: choose trainer=fsdp2, or "
@@ -40,11 +43,11 @@ class Shardable(L.LightningModule):
         )
 
     def configure_model(self) -> None:
-        """Called by Lightning when there are processes, and again for each fit."""
-        # FSDP2 makes the module a subclass of itself, which tells that it is spread already.
+        """Shard the model, once; Lightning calls this when the processes run, and again for each fit."""
+        # FSDP2 changes the class of the module, which shows that it is sharded already.
         if self.device_mesh is None or isinstance(self, FSDPModule):
             return
-        # FSDP2 knows no other order of elements: convolutions give channels_last up.
+        # FSDP2 supports contiguous parameters only: convolutions lose channels_last.
         self.to(memory_format=torch.contiguous_format)
         tensor, data = self.device_mesh["tensor_parallel"], self.device_mesh["data_parallel"]
         if tensor.size() > 1:
@@ -53,14 +56,49 @@ class Shardable(L.LightningModule):
             fully_shard(part, mesh=data)
 
 
-def block_plan(prefix: str) -> Plan:
-    """The plan of transformer blocks: the first layer of a pair by its outputs, the second one by its inputs.
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Put the parameters of modules that are created inside on the meta device; buffers get their values.
 
-    The output of a fused QKV projection is gathered: a third of its rows are queries, so a split by rows does not
-    fall on heads.
+    A parameter is moved when it is registered, before it is initialized: its memory is never touched.
+    """
+    handle = register_module_parameter_registration_hook(_to_meta)  # type: ignore[arg-type] # torch takes what it returns
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _to_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> nn.Parameter | None:
+    if param is None or param.is_meta:
+        return None  # unchanged: a tied parameter stays the same object
+    return nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+
+
+def materialize(module: nn.Module, device: torch.device) -> None:
+    """Allocate the parameters of a module that are on the meta device, uninitialized; of DTensors the local shard.
+
+    Parameters stay the same objects, and buffers keep their values.
+    """
+    if any(is_sharded(param) for param in module.parameters()):
+        kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        module.to_empty(device=device)  # FSDP2 notices that its parameters changed
+        for name, buffer in module.named_buffers():
+            buffer.copy_(kept[name])
+        return
+    for param in [param for param in module.parameters() if param.is_meta]:
+        empty = nn.Parameter(torch.empty_like(param, device=device), param.requires_grad)
+        torch.utils.swap_tensors(param, empty)  # type: ignore[no-untyped-call]
+
+
+def block_plan(prefix: str) -> TensorPlan:
+    """Return the plan of transformer blocks: the first layer of a pair is split by outputs, the second by inputs.
+
+    The output of a fused QKV projection is gathered: a third of its rows are queries, so splitting rows would not
+    split by heads.
 
     Args:
-        prefix: where the blocks are, such as "blocks.*".
+        prefix: the names of the blocks, such as "blocks.*".
     """
     return {
         f"{prefix}.attn.qkv": ColwiseParallel(output_layouts=Replicate()),

@@ -5,20 +5,22 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from sparse_lightning.errors import LayoutError
+
 
 class Attention(nn.Module):
-    """Self-attention; `qkv` makes queries, keys and values at once, and `out` reads all heads.
+    """Self-attention; `qkv` projects to queries, keys and values, and `out` reads all heads.
 
     Args:
-        width: of the tokens.
-        num_heads: that share the width.
-        causal: whether a token sees only those before it.
+        width: features of a token.
+        num_heads: attention heads, each of `width / num_heads` features.
+        causal: whether a token attends to earlier ones only.
     """
 
     def __init__(self, width: int, num_heads: int, causal: bool) -> None:
         super().__init__()
         if width % num_heads:
-            raise ValueError(f"{num_heads} heads do not divide a width of {width}: change heads or width")
+            raise LayoutError(f"heads={num_heads} does not divide width={width}: change one of them")
         self.num_heads = num_heads
         self.causal = causal
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -31,10 +33,10 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between.
+    """Two linear layers with a GELU in between.
 
     Args:
-        width: of the tokens.
+        width: features of a token.
         hidden: neurons.
     """
 
@@ -49,12 +51,12 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each on a normed input and added to it.
+    """Attention and MLP, each with a layer norm and a residual connection.
 
     Args:
-        width: of the tokens.
-        num_heads: of the attention.
-        causal: whether a token sees only those before it.
+        width: features of a token.
+        num_heads: attention heads.
+        causal: whether a token attends to earlier ones only.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Filters that make the pixels of small patches uncorrelated."""
+"""Whitening filters: they decorrelate the pixels of small patches."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def whitening_filters(images: Tensor, size: int = 2, least: float = 1e-2) -> Tensor:
-    """The principal components of all patches, each divided by its standard deviation.
+    """Return the principal components of all patches, each divided by its standard deviation.
 
     Args:
         images: `(n, channels, height, width)`.
-        size: of a patch in each direction.
-        least: is added to the variances, so that what hardly varies is not blown up.
+        size: height and width of a patch.
+        least: added to the variances, so that components of little variance are not amplified.
 
     Returns:
         Filters of a convolution, `(channels · size², channels, size, size)`.

@@ -1,9 +1,11 @@
-"""What the parts of attention modules are called, and how many heads they say they have."""
+"""What is known of attention modules: names of projections, the order of fused rows, where the head size is."""
 
 from __future__ import annotations
 
-from sparse_lightning.names import Names
+from torch import nn
+
 from sparse_lightning.patterns.layer import Layer
+from sparse_lightning.patterns.names import Names
 
 _SEPARATE = [
     ("q_proj", "k_proj", "v_proj"),
@@ -15,7 +17,20 @@ _SEPARATE = [
     ("self.query", "self.key", "self.value"),
     ("attention.query", "attention.key", "attention.value"),
 ]
-_FUSED = ["qkv", "qkv_proj", "c_attn", "in_proj", "to_qkv", "Wqkv"]
+_FUSED = ["qkv", "qkv_proj", "c_attn", "in_proj", "to_qkv", "Wqkv", "query_key_value"]
+_QUERIES_FIRST = ["qkv", "qkv_proj", "c_attn", "in_proj", "in_proj_weight", "to_qkv", "Wqkv"]
+_HEAD_BY_HEAD = [
+    "BloomAttention",
+    "DisentangledSelfAttention",
+    "FalconAttention",
+    "GPTNeoXAttention",
+    "GPTNeoXJapaneseAttention",
+    "PersimmonAttention",
+]
+_IN_NEITHER_ORDER = {
+    "CodeGenAttention": "its rows are queries, values and keys in four groups of heads",
+    "MiniMaxLightningAttention": "its norm mixes all heads, and its gate reads them",
+}
 _OUT = [
     "o_proj",
     "out_proj",
@@ -36,7 +51,7 @@ _HEADS = ["num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "hea
 
 
 def projections(names: Names, owner: str) -> dict[str, Layer] | None:
-    """The layers q, k, v and out, or qkv and out, of an attention module; None where it has no such children."""
+    """Return the layers q, k, v and out, or qkv and out, of an attention module; None if it has no such children."""
     out = next((layer for child in _OUT if (layer := _child(names, owner, child))), None)
     if out is None:
         return None
@@ -51,8 +66,34 @@ def projections(names: Names, owner: str) -> dict[str, Layer] | None:
     return None
 
 
+def row_order(names: Names, layer: Layer) -> str | None:
+    """Return the order of the rows of a fused projection: "qkv" or "head"; None if it is unknown.
+
+    The class of the attention module decides where it is known, otherwise the name of the layer.
+    """
+    owner = names.modules.get(layer.title.rpartition(".")[0])
+    classes = _class_names(owner)
+    if any(name in _HEAD_BY_HEAD for name in classes):
+        return "head"
+    if "GPTBigCodeAttention" in classes:
+        return "qkv" if getattr(owner, "multi_query", False) else "head"
+    if why_neither_order(names, layer) is not None:
+        return None
+    return "qkv" if layer.title.rpartition(".")[2] in _QUERIES_FIRST else None
+
+
+def why_neither_order(names: Names, layer: Layer) -> str | None:
+    """Return why the heads of a known class are not rows of its fused projection; None for other classes."""
+    owner = names.modules.get(layer.title.rpartition(".")[0])
+    return next((_IN_NEITHER_ORDER[name] for name in _class_names(owner) if name in _IN_NEITHER_ORDER), None)
+
+
+def _class_names(module: nn.Module | None) -> list[str]:
+    return [cls.__name__ for cls in type(module).__mro__]
+
+
 def _child(names: Names, owner: str, child: str) -> Layer | None:
-    """A layer below a module; `nn.MultiheadAttention` has weights of its own, such as `in_proj_weight`."""
+    """Return a layer of a module; `nn.MultiheadAttention` holds weights itself, such as `in_proj_weight`."""
     for name in (f"{owner}.{child}.weight", f"{owner}.{child}_weight"):
         if name.lstrip(".") in names.parameters:
             return Layer.at(names, name.lstrip("."))
@@ -60,9 +101,13 @@ def _child(names: Names, owner: str, child: str) -> Layer | None:
 
 
 def head_dim_of(names: Names, inner: str, outer: str, width: int) -> int | None:
-    """The size of a head, as a module from `inner` out to `outer`, which holds it, says by an attribute.
+    """Return the head size that an attribute of a module or of its `config` gives; None if there is none.
 
-    `width` is that of all query heads together, for modules that tell how many heads they have.
+    Args:
+        names: the model.
+        inner: the name of the module to search first.
+        outer: the name of the enclosing module to search last.
+        width: the size of all query heads together, for modules that give the number of heads.
     """
     owner = inner
     while True:

@@ -1,4 +1,4 @@
-"""Blocks and NM: every matching parameter is cut into blocks on its own."""
+"""Blocks and NM: patterns that divide each matching parameter into blocks by itself."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from sparse_lightning.block import BlockSpec
-from sparse_lightning.errors import PatternError
-from sparse_lightning.names import Names
-from sparse_lightning.nearest import did_you_mean
+from sparse_lightning.blocks.scope import ScopeSpec
+from sparse_lightning.blocks.spec import BlockSpec
+from sparse_lightning.blocks.view import View
+from sparse_lightning.errors import PatternError, did_you_mean
 from sparse_lightning.patterns.layer import Layer
+from sparse_lightning.patterns.names import Names
 from sparse_lightning.patterns.pattern import Attachment, Pattern, as_globs
-from sparse_lightning.scope import ScopeSpec
-from sparse_lightning.view import View
 
 _SCOPES = {"tensor": (), "row": (1,), "column": (-1, 1)}
 
 
 @dataclass(frozen=True)
 class Blocks(Pattern):
-    """Blocks of one shape in every matching parameter.
+    """Structured sparsity in blocks of one shape, in every matching parameter.
 
-    Parameters that an earlier pattern took are left to it.
+    Parameters that an earlier pattern claimed are skipped.
 
     Args:
-        match: a glob of parameter names, a regular expression after `re:`, or a list of such.
-        shape: the block; −1 spans its dimension, missing trailing entries are 1.
-        scope: which blocks compete: "tensor" for all of a parameter, "row" or "column" for those in one row or
-            column of blocks, or a shape that counts blocks.
-        edge: "error" refuses parameters that the block does not divide; "partial" lets the last block of a
-            dimension be smaller.
+        match: a glob of parameter names, a regular expression after `re:`, or a list of them.
+        shape: the block shape; −1 spans its dimension, missing trailing entries are 1.
+        scope: which blocks compete: "tensor" for all blocks of a parameter, "row" or "column" for those in one row
+            or column of blocks, or a shape in blocks.
+        edge: "error" raises an error where the block does not divide the parameter; "partial" allows a smaller last
+            block in each dimension.
 
     Example:
         >>> from torch import nn
@@ -50,32 +49,32 @@ class Blocks(Pattern):
         object.__setattr__(self, "match", as_globs(self.match))
         object.__setattr__(self, "shape", tuple(self.shape))
         if isinstance(self.scope, str) and self.scope not in _SCOPES:
-            raise PatternError(f"there is no scope {self.scope!r}{did_you_mean(self.scope, _SCOPES)}, or give a shape")
+            hint = did_you_mean(self.scope, _SCOPES)
+            raise PatternError(f"there is no scope {self.scope!r}{hint} (or pass a shape in blocks)")
         if not isinstance(self.scope, str):
             object.__setattr__(self, "scope", tuple(self.scope))
 
     def resolve(self, names: Names) -> list[Attachment]:
-        """A scope for each parameter."""
+        """Return one attachment for each parameter."""
         return [self._attach(names, name) for name in self.unclaimed(names, self.match)]
 
     def _attach(self, names: Names, name: str) -> Attachment:
         parameter = names.parameters[name]
         shape = _SCOPES[self.scope] if isinstance(self.scope, str) else self.scope
-        with self.refusing(name, parameter):
+        with self.error_context(name, parameter):
             spec = BlockSpec(parameter, self.shape, name=name, edge=self.edge)
             return Attachment(name, self.label, ScopeSpec(spec, shape, name=name))
 
 
 @dataclass(frozen=True)
 class NM(Pattern):
-    """Of every m neighbouring weights along the input dimension n are kept.
+    """N:M sparsity: keep n of every m consecutive weights along the input dimension, as in 2:4 sparsity.
 
-    Parameters of one dimension have no inputs and are passed over; those that an earlier pattern took are left
-    to it.
+    Parameters with one dimension have no inputs and are skipped; so are those that an earlier pattern claimed.
 
     Args:
-        match: a glob of parameter names, a regular expression after `re:`, or a list of such.
-        n: weights kept in each group.
+        match: a glob of parameter names, a regular expression after `re:`, or a list of them.
+        n: weights that are kept in each group.
         m: weights in a group.
 
     Example:
@@ -94,18 +93,18 @@ class NM(Pattern):
     def __post_init__(self) -> None:
         object.__setattr__(self, "match", as_globs(self.match))
         if not 1 <= self.n <= self.m:
-            raise PatternError(f"{self.n}:{self.m} keeps {self.n} of {self.m} weights: n must lie between 1 and m")
+            raise PatternError(f"n={self.n}, m={self.m} is not an N:M pattern: n must lie between 1 and m")
 
     def resolve(self, names: Names) -> list[Attachment]:
-        """A scope for each parameter of two or more dimensions."""
-        return [self._attach(names, name) for name in self.unclaimed(names, self.match, least_ndim=2)]
+        """Return one attachment for each parameter with two or more dimensions."""
+        return [self._attach(names, name) for name in self.unclaimed(names, self.match, min_ndim=2)]
 
     def _attach(self, names: Names, name: str) -> Attachment:
         parameter, layout = names.parameters[name], Layer.at(names, name).upright()
         if layout.shape[1] % self.m:
             raise PatternError(
                 f"{self} does not fit {name} of shape {tuple(parameter.shape)}: its {layout.shape[1]} inputs are not "
-                f"a multiple of {self.m}, the groups of blocks of one weight. Change m, or the names in the pattern"
+                f"divisible by m={self.m}. Change m, or change the names to exclude this parameter"
             )
         spec = BlockSpec(View(parameter, layout.shape, layout.stride, layout.offset), (1,), name=name)
         scope = ScopeSpec(spec, (1, self.m, *(1,) * (layout.ndim - 2)), name=name)

@@ -1,4 +1,4 @@
-"""Parts of several parameters, laid on one another unit by unit: the views that coupled patterns share."""
+"""Couplings of slices of several parameters, unit by unit: what Neurons, Heads and Filters are built from."""
 
 from __future__ import annotations
 
@@ -7,25 +7,39 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sparse_lightning.block import BlockCoupling, BlockSpec
+from sparse_lightning.blocks.scope import ScopeSpec
+from sparse_lightning.blocks.spec import BlockCoupling, BlockSpec
+from sparse_lightning.blocks.view import View
 from sparse_lightning.layout import Layout
 from sparse_lightning.patterns.layer import Layer
 from sparse_lightning.patterns.pattern import Attachment, Pattern
-from sparse_lightning.scope import ScopeSpec
-from sparse_lightning.view import View
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What belongs to each unit (a neuron, a head, a filter) in one parameter: a layout `(units, …)`."""
+    """The slice of one parameter that belongs to each unit (a neuron, a head, a filter): a layout `(units, …)`.
+
+    Args:
+        name: of the parameter.
+        parameter: the parameter.
+        layout: of the slices.
+        reads: whether it reads the unit: the unit contributes nothing while the readers are zero.
+    """
 
     name: str
     parameter: Tensor
     layout: Layout
+    reads: bool = False
 
 
 def row_pieces(layer: Layer, units: int, parts: int = 1) -> list[Piece]:
-    """The outputs of a layer and their biases; `parts` runs of all units may lie one after the other."""
+    """Return the rows of each unit and their biases.
+
+    Args:
+        layer: the layer that computes the units.
+        units: the number of units.
+        parts: how often all units are repeated along the rows, as in a fused gate and up projection.
+    """
     pieces = [Piece(layer.name, layer.weight, by_unit(layer.rows(), units, parts))]
     if layer.bias is not None and layer.bias_name is not None:
         pieces.append(Piece(layer.bias_name, layer.bias, by_unit(Layout.of(layer.bias), units, parts)))
@@ -33,25 +47,25 @@ def row_pieces(layer: Layer, units: int, parts: int = 1) -> list[Piece]:
 
 
 def column_piece(layer: Layer, units: int) -> Piece:
-    """The inputs of a layer, the same number of neighbours for each unit."""
-    return Piece(layer.name, layer.weight, by_unit(layer.columns(), units))
+    """Return the columns of each unit: consecutive inputs, the same number for each unit."""
+    return Piece(layer.name, layer.weight, by_unit(layer.columns(), units), reads=True)
 
 
 def reads(layer: Layer, units: int, made_by: Layer) -> bool:
-    """Whether a layer has an input for each unit; several, where it is linear and a convolution was flattened."""
+    """Whether a layer has one input per unit, or several per unit after a flattened convolution."""
     inputs = layer.columns().shape[0]
     flattened = layer.weight.ndim == 2 < made_by.weight.ndim
     return inputs == units or (flattened and inputs > 0 and inputs % units == 0)
 
 
 def by_unit(layout: Layout, units: int, parts: int = 1) -> Layout:
-    """The first dimension, `parts` × units × what is left, with the units in front."""
+    """Split the first dimension into `(parts, units, rest)`, and move the units to the front."""
     apart = layout.split(0, (parts, units, -1))
     return apart.permute((1, 0, *range(2, apart.ndim)))
 
 
 def couple(pattern: Pattern, name: str, pieces: Sequence[Piece]) -> Attachment:
-    """One scope of all units, in which a unit is pruned in all pieces or in none."""
+    """Return one scope of all units, in which a unit is pruned in all pieces or in none."""
     slim = [_without_ones(piece.layout) for piece in pieces]
     ndim = max(2, *(layout.ndim for layout in slim))
     specs = []
@@ -59,11 +73,12 @@ def couple(pattern: Pattern, name: str, pieces: Sequence[Piece]) -> Attachment:
         wide = layout.reshape((*layout.shape, *(1,) * (ndim - layout.ndim)))
         view = View(piece.parameter, wide.shape, wide.stride, wide.offset)
         specs.append(BlockSpec(view, (1, *(-1,) * (ndim - 1)), name=piece.name))
-    block = specs[0] if len(specs) == 1 else BlockCoupling(specs, name=name)
+    readers = [spec for piece, spec in zip(pieces, specs, strict=True) if piece.reads]
+    block = specs[0] if len(specs) == 1 else BlockCoupling(specs, name=name, readers=readers)
     return Attachment(name, pattern.label, ScopeSpec(block, name=name))
 
 
 def _without_ones(layout: Layout) -> Layout:
-    """Units first, and of the other dimensions only those longer than 1: fewer dimensions mean simpler kernels."""
+    """Drop dimensions of size 1 except the units: fewer dimensions mean simpler kernels."""
     kept = [0, *(d for d in range(1, layout.ndim) if layout.shape[d] > 1)]
     return Layout([layout.shape[d] for d in kept], [layout.stride[d] for d in kept], layout.offset)

@@ -1,31 +1,45 @@
-"""Filters: whole filters of convolutions, with the norm behind them and the layer that reads them."""
+"""Filters: whole filters of convolutions, with the norm that follows and the layer that reads their channels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from torch import nn
+
 from sparse_lightning.errors import PatternError
-from sparse_lightning.names import Names
 from sparse_lightning.patterns.coupled import Piece, column_piece, couple, reads, row_pieces
 from sparse_lightning.patterns.layer import Layer, find_by_text, find_layers, partner
+from sparse_lightning.patterns.names import Names
 from sparse_lightning.patterns.pattern import Attachment, Pattern, as_globs
+
+CHANNELS_APART = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+"""Norms that treat each channel by itself: others compute statistics over several channels, pruned ones included."""
 
 
 @dataclass(frozen=True)
 class Filters(Pattern):
-    """Whole filters of convolutions, with their biases.
+    """Filter (channel) pruning: whole filters of convolutions, with their biases.
 
-    What matches and is no convolution is passed over, and so are convolutions that an earlier pattern took.
-    Without `norm` and `into` a pruned filter still gives a constant channel, that of the norm's bias; with both
-    it can be removed.
+    Matches that are not convolutions are skipped; so are convolutions that an earlier pattern claimed. Without `norm`
+    and `into`, a pruned filter still outputs a constant channel, the norm's bias; with both, it can be removed.
 
     Args:
-        match: a glob of modules or weights, a regular expression after `re:`, or a list of such.
-        norm: a glob of the norm behind each convolution, paired by what the wildcards stand for: its weight and
-            bias go along.
-        into: a glob of the layer that reads the channels, paired likewise: its inputs go along.
+        match: a glob of modules or weights, a regular expression after `re:`, or a list of them.
+        norm: a glob of the norms after the convolutions, paired by the text that the wildcards match: weight and bias
+            are pruned with the filter. Batch and instance norms only: others, such as group and layer norms, compute
+            statistics over several channels, so that a pruned filter would change the others.
+        into: a glob of the layers that read the channels, paired in the same way: the inputs are pruned with the
+            filter.
 
     Example:
         >>> from torch import nn
@@ -45,24 +59,26 @@ class Filters(Pattern):
         object.__setattr__(self, "match", as_globs(self.match))
 
     def resolve(self, names: Names) -> list[Attachment]:
-        """A scope for each convolution."""
+        """Return one attachment for each convolution."""
         found = self._convolutions(names)
         norms = find_by_text(self, names, self.norm) if self.norm else None
         readers = find_by_text(self, names, self.into) if self.into else None
         made = []
-        for name in self.left_over(names, list(found)):
+        for name in self.drop_claimed(names, list(found)):
             layer, text = found[name]
             pieces = self._filters(layer)
             units = layer.rows().shape[0]
             if norms is not None:
-                pieces += self._norm(partner(self, layer, text, "norm", norms), layer, units)
+                norm = partner(self, layer, text, "norm", norms)
+                self._check_apart(names, norm)
+                pieces += [replace(piece, reads=readers is None) for piece in self._norm(norm, layer, units)]
             if readers is not None:
                 pieces.append(self._reader(partner(self, layer, text, "into", readers), layer, units))
             made.append(couple(self, name if len(pieces) == 1 else f"{layer.title} ({self.label})", pieces))
         return made
 
     def _convolutions(self, names: Names) -> dict[str, tuple[Layer, tuple[str, ...]]]:
-        """The convolutions by the names of their weights, with the text of the wildcards; a tied one once."""
+        """Return convolutions by the names of their weights, with the text that wildcards match; a tied one once."""
         found = [pair for glob in self.match for pair in find_layers(self, names, glob)]
         once: dict[int, tuple[Layer, tuple[str, ...]]] = {}
         for layer, text in found:
@@ -72,13 +88,23 @@ class Filters(Pattern):
             layer = found[0][0]
             raise PatternError(
                 f"{self} matches no convolution: {layer.name} has the shape {tuple(layer.weight.shape)}, and the "
-                "weight of a convolution has 3 or more dimensions. For linear layers there is Neurons"
+                "weight of a convolution has 3 or more dimensions. For linear layers, use Neurons"
             )
         return {layer.name: (layer, text) for layer, text in once.values()}
 
     def _filters(self, layer: Layer) -> list[Piece]:
-        with self.refusing(layer.name, layer.weight):
+        with self.error_context(layer.name, layer.weight):
             return row_pieces(layer, layer.rows().shape[0])
+
+    def _check_apart(self, names: Names, norm: Layer) -> None:
+        """Raise a PatternError unless a norm is known to treat each channel by itself."""
+        module = names.modules.get(norm.name.rpartition(".")[0])
+        if not isinstance(module, CHANNELS_APART):
+            raise PatternError(
+                f"{self}: {norm.title} is a {type(module).__name__}, which may compute statistics over several "
+                "channels: a pruned filter would change the output of the others. Use BatchNorm or InstanceNorm after "
+                "the convolution; or omit norm and into, so that filters are zeroed and not removed"
+            )
 
     def _norm(self, norm: Layer, layer: Layer, units: int) -> list[Piece]:
         if tuple(norm.weight.shape) != (units,):
@@ -86,7 +112,7 @@ class Filters(Pattern):
         return row_pieces(norm, units)
 
     def _reader(self, reader: Layer, layer: Layer, units: int) -> Piece:
-        with self.refusing(reader.name, reader.weight):
+        with self.error_context(reader.name, reader.weight):
             if reader.weight.ndim < 2 or not reads(reader, units, layer):
                 raise self._disagreement(reader, layer, units, "into")
             return column_piece(reader, units)
@@ -94,5 +120,5 @@ class Filters(Pattern):
     def _disagreement(self, other: Layer, layer: Layer, units: int, role: str) -> PatternError:
         return PatternError(
             f"{self}: {other.name} of shape {tuple(other.weight.shape)} does not fit the {units} filters of "
-            f"{layer.name} of shape {tuple(layer.weight.shape)}. Name with {role} the layer that follows it"
+            f"{layer.name} of shape {tuple(layer.weight.shape)}. Set {role} to the layer that follows"
         )

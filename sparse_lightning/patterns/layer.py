@@ -1,4 +1,4 @@
-"""Layer: a weight as outputs by inputs, however its module stores it; and how globs find layers in pairs."""
+"""Layer: a weight as outputs × inputs, however its module stores it; and how globs find and pair layers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 
 from sparse_lightning.errors import PatternError
 from sparse_lightning.layout import Layout
-from sparse_lightning.names import Names, nearest
+from sparse_lightning.patterns.names import Names, nearest
 from sparse_lightning.patterns.pattern import Pattern
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A weight, its bias, and how the two dimensions of outputs and inputs lie in it.
+    """A weight with its bias, and which of its dimensions are outputs and inputs.
 
     Args:
-        name: of the weight.
-        weight: the parameter.
-        bias_name: of the bias; None without one.
-        bias: the parameter.
+        name: the name of the weight.
+        weight: the weight.
+        bias_name: the name of the bias; None without one.
+        bias: the bias; None without one.
         transposed: inputs come first, as in transposed convolutions and in Hugging Face's Conv1D.
-        groups: of a convolution.
+        groups: the groups of a convolution.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Layer:
 
     @classmethod
     def at(cls, names: Names, name: str) -> Layer:
-        """The layer whose weight has this name."""
+        """Return the layer whose weight has this name."""
         module = names.modules.get(name.rpartition(".")[0])
         bias_name = f"{name.removesuffix('weight')}bias" if name.endswith("weight") else ""
         bias = names.parameters.get(bias_name)
@@ -46,33 +46,33 @@ class Layer:
 
     @property
     def title(self) -> str:
-        """The name of the module, where the weight is called `weight`."""
+        """The name of the module if the weight is called `weight`, else the name of the weight."""
         return self.name.removesuffix(".weight")
 
     def upright(self) -> Layout:
-        """Outputs first, then inputs, as the weight has them without regard to groups."""
+        """Return the layout `(outputs, inputs, …)` of the weight, groups ignored."""
         layout = Layout.of(self.weight)
         return layout.permute((1, 0, *range(2, layout.ndim))) if self.transposed else layout
 
     def rows(self) -> Layout:
-        """The weights that make each output: `(outputs, …)`."""
+        """Return the weights that compute each output: `(outputs, …)`."""
         layout = Layout.of(self.weight)
         return _second_first(layout, self.groups) if self.transposed else layout
 
     def columns(self) -> Layout:
-        """The weights that read each input: `(inputs, …)`."""
+        """Return the weights that read each input: `(inputs, …)`."""
         layout = Layout.of(self.weight)
         return layout if self.transposed else _second_first(layout, self.groups)
 
 
 def _second_first(layout: Layout, groups: int) -> Layout:
-    """The second dimension, which each group counts anew, as one through all groups, and in the first place."""
+    """Move the second dimension, which restarts in each group, to the front as one dimension over all groups."""
     apart = layout.split(0, (groups, -1))
     return apart.permute((0, 2, 1, *range(3, apart.ndim))).merge((0, 1))
 
 
 def find_layers(pattern: Pattern, names: Names, glob: str) -> list[tuple[Layer, tuple[str, ...]]]:
-    """The layers that a glob of modules, or of weights, names, and what its wildcards stand for in each."""
+    """Return the layers that match a glob of modules or weights, each with the text that the wildcards match."""
     modules = {f"{name}.weight".lstrip("."): text for name, text in names.find_modules(glob).items()}
     found = {name: text for name, text in modules.items() if name in names.parameters} or names.find(glob)
     if not found:
@@ -82,13 +82,13 @@ def find_layers(pattern: Pattern, names: Names, glob: str) -> list[tuple[Layer, 
 
 
 def find_by_text(pattern: Pattern, names: Names, glob: str) -> dict[tuple[str, ...], Layer]:
-    """The layers that a glob names, by what its wildcards stand for."""
+    """Return the layers that match a glob, by the text that its wildcards match."""
     layers: dict[tuple[str, ...], Layer] = {}
     for layer, text in find_layers(pattern, names, glob):
         if text in layers:
             raise PatternError(
-                f"{pattern}: {glob!r} matches both {layers[text].name} and {layer.name}, with the same text {text} for "
-                "its wildcards. Layers are paired by that text: name one of them, or add a wildcard or a group"
+                f"{pattern}: {glob!r} matches both {layers[text].name} and {layer.name} with the same wildcard text "
+                f"{text}, by which layers are paired. Name one of them, or add a wildcard or a group"
             )
         layers[text] = layer
     return layers
@@ -97,17 +97,17 @@ def find_by_text(pattern: Pattern, names: Names, glob: str) -> dict[tuple[str, .
 def partner(
     pattern: Pattern, layer: Layer, text: tuple[str, ...], role: str, found: dict[tuple[str, ...], Layer]
 ) -> Layer:
-    """The layer of another role for which the wildcards stand for the same text."""
+    """Return the layer of another role whose wildcards match the same text."""
     if text not in found:
         raise PatternError(
-            f"{pattern}: {layer.title} is paired with the layer of {role} whose wildcards stand for {text}, and there "
-            f"is none: {role} has {', '.join(map(str, list(found)[:3]))}. Make both name the same places"
+            f"{pattern}: {layer.title} has no partner in {role}: no layer there has the wildcard text {text}, only "
+            f"{', '.join(map(str, list(found)[:3]))}. Use globs whose wildcards match the same text"
         )
     return found[text]
 
 
 def find_together(pattern: Pattern, names: Names, globs: dict[str, str | None]) -> list[dict[str, Layer]]:
-    """The layers of all roles for each text of the wildcards, every role with one; tied layers once."""
+    """Return the layers of all roles for each text that the wildcards match, one per role; tied layers once."""
     found = {role: find_by_text(pattern, names, glob) for role, glob in globs.items() if glob is not None}
     texts = {text: layer for layers in found.values() for text, layer in layers.items()}
     return once(
@@ -119,7 +119,7 @@ def find_together(pattern: Pattern, names: Names, globs: dict[str, str | None]) 
 
 
 def once(groups: Sequence[dict[str, Layer]]) -> list[dict[str, Layer]]:
-    """Groups of layers without those that have the same, tied weights as an earlier one."""
+    """Drop groups of layers that have the same, tied weights as an earlier group."""
     kept: dict[tuple[int, ...], dict[str, Layer]] = {}
     for group in groups:
         kept.setdefault(tuple(id(layer.weight) for layer in group.values()), group)
@@ -127,6 +127,6 @@ def once(groups: Sequence[dict[str, Layer]]) -> list[dict[str, Layer]]:
 
 
 def common_owner(*layers: Layer) -> str:
-    """The name of the innermost module that holds all of these layers."""
+    """Return the name of the innermost module that contains all of these layers."""
     levels = zip(*(layer.title.split(".")[:-1] for layer in layers), strict=False)
     return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))

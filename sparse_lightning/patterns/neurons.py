@@ -1,4 +1,4 @@
-"""Neurons: the hidden units of an MLP, pruned in every layer that makes or reads them."""
+"""Neurons: the hidden units of an MLP, pruned in every layer that computes or reads them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sparse_lightning.errors import PatternError
-from sparse_lightning.names import Names
 from sparse_lightning.patterns.coupled import column_piece, couple, reads, row_pieces
 from sparse_lightning.patterns.layer import Layer, common_owner, find_together
+from sparse_lightning.patterns.names import Names
 from sparse_lightning.patterns.pattern import Attachment, Pattern
 
 
@@ -16,14 +16,14 @@ from sparse_lightning.patterns.pattern import Attachment, Pattern
 class Neurons(Pattern):
     """Hidden units: rows of `up` (and of `gate`) with their biases, together with the columns of `down`.
 
-    Layers are linear layers or convolutions, named by their modules or their weights, and paired by what the
-    wildcards stand for. An `up` with twice as many rows as `down` has columns holds the gate too, one after the
-    other. A `down` that reads the flattened output of a convolution has several columns for each unit.
+    Layers are linear layers or convolutions, named by their modules or weights, and paired by the text that the
+    wildcards match. An `up` with twice as many rows as `down` has columns is a fused gate and up projection. A `down`
+    that reads the flattened output of a convolution has several columns for each unit.
 
     Args:
-        up: a glob, or a regular expression after `re:`, of the layers that make the units.
-        down: of the layers that read them.
-        gate: of the layers that gate them.
+        up: a glob, or a regular expression after `re:`, of the layers that compute the units.
+        down: a glob of the layers that read the units.
+        gate: a glob of the layers that gate the units.
 
     Example:
         >>> from torch import nn
@@ -40,7 +40,7 @@ class Neurons(Pattern):
     label: ClassVar[str] = "neurons"
 
     def resolve(self, names: Names) -> list[Attachment]:
-        """A scope for each group of layers."""
+        """Return one attachment for each group of layers."""
         groups = find_together(self, names, {"up": self.up, "gate": self.gate, "down": self.down})
         return [self._attach(**group) for group in groups]
 
@@ -49,17 +49,17 @@ class Neurons(Pattern):
         for layer in (*makers, down):
             if layer.weight.ndim < 2:
                 raise PatternError(
-                    f"{self}: {layer.name} of shape {tuple(layer.weight.shape)} has no rows and columns. Name linear "
+                    f"{self}: {layer.name} of shape {tuple(layer.weight.shape)} has no rows and columns: name linear "
                     "layers or convolutions"
                 )
-        with self.refusing(down.name, down.weight):
+        with self.error_context(down.name, down.weight):
             units, parts = self._units(makers, down)
             pieces = [piece for layer in makers for piece in row_pieces(layer, units, parts)]
             name = common_owner(up, down) or up.title
             return couple(self, f"{name} ({self.label})", [*pieces, column_piece(down, units)])
 
     def _units(self, makers: list[Layer], down: Layer) -> tuple[int, int]:
-        """How many units there are, and how many runs of them lie in `up`."""
+        """Return the number of units, and how often they are repeated along the rows of `up`."""
         made, read = {layer.rows().shape[0] for layer in makers}, down.columns().shape[0]
         if made == {2 * read} and len(makers) == 1:
             return read, 2
@@ -67,6 +67,7 @@ class Neurons(Pattern):
             return min(made), 1
         shapes = ", ".join(f"{layer.name} {tuple(layer.weight.shape)}" for layer in (*makers, down))
         raise PatternError(
-            f"{self}: the units of {shapes} do not agree: {' and '.join(map(str, sorted(made)))} are made and {read} "
-            "are read. Name the layers that make the units with up and gate, and the one that reads them with down"
+            f"{self}: the units of {shapes} do not agree: {' and '.join(map(str, sorted(made)))} outputs, but "
+            f"{read} inputs. Set up and gate to the layers that compute the units, and down "
+            "to the layer that reads them"
         )

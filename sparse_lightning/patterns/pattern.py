@@ -1,29 +1,30 @@
-"""Pattern and Attachment: what every pattern is, and what it makes of a model."""
+"""Pattern: the base class of all patterns; Attachment: what a pattern returns for a model."""
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
+from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.errors import CouplingError, LayoutError, PatternError
-from sparse_lightning.names import Names, nearest
-from sparse_lightning.scope import SparseScope
+from sparse_lightning.patterns.names import Names, nearest
 
 
 @dataclass(frozen=True)
 class Attachment:
-    """A scope of a model, with the name it goes by.
+    """A scope of a model with its name: what a pattern returns.
 
     Args:
-        name: unique in the model: that of the parameter, or of the module with the pattern for coupled ones.
-        pattern: the label of the pattern that made it, for logs.
+        name: unique in the model: the name of the parameter; for coupled blocks that of the module and the pattern.
+        pattern: the label of the pattern, for logs.
         scope: the blocks that compete.
-        final: the sparsity that the pattern fixes, as N:M does; None leaves it to the budget.
+        final: the final sparsity if the pattern fixes it, as N:M does; None leaves it to the budget.
     """
 
     name: str
@@ -32,17 +33,37 @@ class Attachment:
     final: float | None = None
 
 
-class Pattern(ABC):
-    """Names parameters of a model and says how they become scopes.
+class NamedScope(Protocol):
+    """What tables, reports and checks read of a scope: an `Attachment` has it, and so has a scope in training."""
 
-    `str` of a pattern is how errors speak of it: its class with the arguments that are not the default.
+    @property
+    def name(self) -> str:
+        """Unique in the model."""
+
+    @property
+    def pattern(self) -> str:
+        """The label of the pattern."""
+
+    @property
+    def scope(self) -> SparseScope:
+        """The blocks that compete."""
+
+    @property
+    def final(self) -> float | None:
+        """The final sparsity if the pattern fixes it."""
+
+
+class Pattern(ABC):
+    """Selects parameters of a model by name, and divides them into blocks and scopes.
+
+    Errors show `str(pattern)`: the class with all arguments that differ from their defaults.
     """
 
     label: ClassVar[str]
 
     @abstractmethod
     def resolve(self, names: Names) -> list[Attachment]:
-        """The scopes that this pattern makes of a model; `PatternError` where names or shapes do not fit."""
+        """Return the scopes of a model; raise a `PatternError` if names or shapes do not fit."""
 
     def __str__(self) -> str:
         kind: type = type(self)
@@ -52,42 +73,50 @@ class Pattern(ABC):
         return f"{kind.__name__}({', '.join(f'{name}={_text(value)}' for name, value in given)})"
 
     @contextmanager
-    def refusing(self, name: str, parameter: Tensor) -> Iterator[None]:
-        """Adds to an error of shapes which pattern and which parameter it is about, and what can be changed."""
+    def error_context(self, name: str, parameter: Tensor) -> Iterator[None]:
+        """Add the pattern, the name and the shape of the parameter to errors that are raised inside."""
         try:
             yield
         except (LayoutError, CouplingError) as error:
             raise PatternError(
-                f"{self} does not fit {name} of shape {tuple(parameter.shape)}: {error}. Or change the names in the "
-                "pattern, so that it is left out"
+                f"{self} does not fit {name} of shape {tuple(parameter.shape)}: {error}. Or change the names to "
+                "exclude this parameter"
             ) from error
 
-    def unclaimed(self, names: Names, globs: Iterable[str], least_ndim: int = 0) -> list[str]:
-        """Names of the parameters that match a glob and that no earlier pattern took; a tied one once.
+    def refusing(self, name: str, parameter: Tensor) -> AbstractContextManager[None]:
+        """Deprecated: the former name of `error_context`."""
+        warnings.warn("Pattern.refusing is deprecated: use error_context", DeprecationWarning, stacklevel=2)
+        return self.error_context(name, parameter)
 
-        Parameters of fewer dimensions are passed over. To find nothing is an error.
+    def unclaimed(self, names: Names, globs: Iterable[str], min_ndim: int = 0) -> list[str]:
+        """Return the names of matching parameters that no earlier pattern claimed; a tied one once.
+
+        Parameters with fewer than `min_ndim` dimensions are skipped.
+
+        Raises:
+            PatternError: if there are none.
         """
         found: dict[int, str] = {}
         for glob in globs:
             for name in self._matching(names, glob):
                 found.setdefault(id(names.parameters[name]), name)
-        fit = [name for name in found.values() if names.parameters[name].ndim >= least_ndim]
+        fit = [name for name in found.values() if names.parameters[name].ndim >= min_ndim]
         if not fit:
             name = next(iter(found.values()))
             raise PatternError(
-                f"{self} matches no parameter of {least_ndim} or more dimensions: {name} has the shape "
+                f"{self} matches no parameter with {min_ndim} or more dimensions: {name} has the shape "
                 f"{tuple(names.parameters[name].shape)}. Name weights of linear layers or convolutions"
             )
-        return self.left_over(names, fit)
+        return self.drop_claimed(names, fit)
 
-    def left_over(self, names: Names, found: Sequence[str]) -> list[str]:
-        """Those parameters that no earlier pattern took; to find none is an error."""
+    def drop_claimed(self, names: Names, found: Sequence[str]) -> list[str]:
+        """Drop the parameters that an earlier pattern claimed; raise a PatternError if none are left."""
         left = [name for name in found if names.owner_of(names.parameters[name]) is None]
         if not left:
             owners = dict.fromkeys(str(names.owner_of(names.parameters[name])) for name in found)
             raise PatternError(
-                f"{self} matches nothing that is left: {_some(found)} were claimed earlier by {' and '.join(owners)}. "
-                "The first match wins: change the order of the patterns, or drop this one"
+                f"{self} matches no unclaimed parameter: {_some(found)} already claimed by {' and '.join(owners)}. "
+                "The first match wins: change the order of the patterns, or remove this one"
             )
         return left
 
@@ -99,18 +128,19 @@ class Pattern(ABC):
 
 
 def _text(value: object) -> str:
-    """A value as it is written; a function by its name, which is the same in every process."""
+    """Return the repr of a value; of a function its name, which is the same in every process."""
     name = getattr(value, "__qualname__", None)
     return f"{getattr(value, '__module__', '')}.{name}" if callable(value) and name else repr(value)
 
 
 def as_globs(match: str | Sequence[str]) -> tuple[str, ...]:
-    """One glob or several, as a tuple."""
+    """Return one glob or several as a tuple."""
     globs = (match,) if isinstance(match, str) else tuple(match)
     if not globs or not all(isinstance(glob, str) for glob in globs):
-        raise PatternError(f"{match!r} does not name parameters: give a glob, or a list of globs")
+        raise PatternError(f"{match!r} does not name parameters: pass a glob, or a list of globs")
     return globs
 
 
 def _some(found: Sequence[str]) -> str:
-    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    names = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    return f"{names} {'is' if len(found) == 1 else 'are'}"

@@ -1,4 +1,4 @@
-"""Report: a History that ends in files."""
+"""Report: a callback that records a run and writes its report."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 import lightning as L
 
 from sparse_lightning.errors import SparseLightningError
-from sparse_lightning.report.files import write
-from sparse_lightning.report.found import attached, held, tensorboards
+from sparse_lightning.report.files import write_report
 from sparse_lightning.report.history import History
 from sparse_lightning.report.outcome import Outcome
-from sparse_lightning.report.tensorboard import show_masks, show_page
+from sparse_lightning.report.tensorboard import log_mask_figure, log_masks
+from sparse_lightning.report.trainer_objects import attached_sparsifiers, sparsifiers_of, tensorboard_loggers
 
 
 class Report(History):
-    """Records a run, and writes masks, pictures, numbers and the closing table when it ends.
+    """Records a run, and writes masks, figures, numbers and the results table when it ends.
 
-    It stands beside a `SparsityCallback`, in any order. With a `TensorBoardLogger` it adds pictures of the masks at
+    It is used with a `SparsityCallback`, in any order. With a `TensorBoardLogger`, it also logs images of the masks at
     each update and at the end.
 
     Args:
-        folder: where the files go; it is made if it is not there.
-        dense: metrics of the dense model by name, to stand beside those of the sparse one.
-        points: how many losses to keep at most.
+        folder: the folder of the files; it is created if it does not exist.
+        dense: metrics of the dense model by name, to compare with those of the sparse one.
+        points: the maximum number of losses to keep.
 
     Attributes:
-        table: the closing table, empty before the end of a run.
-        outcome: what the run has made, for `write` with other results.
-        results: the metrics that the table shows, dense and sparse.
+        table: the results table, empty before the end of a run.
+        outcome: the final state of the run, for `write_report` with other results.
+        results: the metrics in the table, dense and sparse.
     """
 
     def __init__(self, folder: Path | str, dense: Mapping[str, float] | None = None, points: int = 500) -> None:
@@ -42,33 +42,33 @@ class Report(History):
         self.results: dict[str, dict[str, float]] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse a run that has nothing to report."""
-        if stage == "fit" and not held(trainer):
-            raise SparseLightningError("Report is on what a SparsityCallback makes: add one to the Trainer's callbacks")
+        """Raise an error if there is no SparsityCallback."""
+        if stage == "fit" and not sparsifiers_of(trainer):
+            raise SparseLightningError("Report needs a SparsityCallback: add one to the Trainer's callbacks")
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Record; and show the masks where they were updated."""
+        """Record the step; log images of the masks if they were updated."""
         before = self._seen
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        boards = tensorboards(trainer) if self._seen != before and trainer.is_global_zero else []
-        if boards:
-            masks = {name: mask for sparsifier in attached(trainer) for name, mask in sparsifier.masks.items()}
-            show_masks(boards, masks, self._seen)
+        loggers = tensorboard_loggers(trainer) if self._seen != before and trainer.is_global_zero else []
+        if loggers:
+            masks = {name: mask for found in attached_sparsifiers(trainer) for name, mask in found.masks.items()}
+            log_masks(loggers, masks, self._seen)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the files: the Sparsifier is still attached."""
-        self.outcome = Outcome.of(attached(trainer))
+        """Write the report; the Sparsifier is still attached."""
+        self.outcome = Outcome.of(attached_sparsifiers(trainer))
         self.results = {"dense": self.dense, "sparse": _metrics(trainer)}
         if trainer.is_global_zero:
             metric = getattr(pl_module, "metric", None)
             preferred = metric if isinstance(metric, str) else None
-            self.table = write(self.folder, self.outcome, self, self.results, preferred)
-            show_page(tensorboards(trainer), self.outcome.masks, self.outcome.step)
+            self.table = write_report(self.folder, self.outcome, self, self.results, preferred)
+            log_mask_figure(tensorboard_loggers(trainer), self.outcome.masks, self.outcome.step)
 
 
 def _metrics(trainer: L.Trainer) -> dict[str, float]:
-    """What was logged last, without what a SparsityCallback logs."""
+    """Return the last logged metrics, without those of a SparsityCallback."""
     logged = trainer.callback_metrics.items()
     return {name: float(value) for name, value in logged if not name.startswith(("sparsity/", "sparsity_"))}

@@ -1,4 +1,4 @@
-"""Curves: sparsity, as asked for and as counted, and loss over the steps of a run."""
+"""Curves: target sparsity, actual sparsity and training loss over the steps of a run."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from sparse_lightning.panel import Image
+from sparse_lightning.drawing.block_map import Image
+from sparse_lightning.report.figures import BLUE, ORANGE, RED, new_figure, style_axes
 from sparse_lightning.report.history import History
-from sparse_lightning.report.page import BLUE, ORANGE, RED, blank, plain_axes
 
 SMOOTH_FROM, SMOOTH_PARTS = 40, 25
-"""From how many losses on a mean is drawn over them, and into how many parts its window divides the run."""
+"""The number of losses from which on a running mean is drawn, and the number of its windows in a run."""
 
 
 def draw_curves(history: History) -> Figure:
-    """Target and actual sparsity on the left axis, the training loss on the right one.
+    """Draw target and actual sparsity on the left axis, and the training loss on the right one.
 
-    Between updates the actual sparsity stays what it was, so it is drawn in stairs. Where there are many losses, they
-    are pale, with a running mean over them.
+    The actual sparsity is constant between updates, and drawn as steps. Many losses are drawn pale, with their running
+    mean.
 
     Args:
-        history: what was recorded.
+        history: the record of the run.
     """
-    figure = blank(7.2, 3.8)
-    axes = plain_axes(figure.add_subplot())
+    figure = new_figure(7.2, 3.8)
+    axes = style_axes(figure.add_subplot())
     axes.set_xlabel("optimizer step", fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     behind = axes.twinx()
     _draw_loss(behind, history)
     _draw_sparsity(axes, history)
-    # The loss lies behind: sparsity is what the picture is about.
+    # Sparsity is what the figure is about: draw it over the loss.
     axes.set_zorder(behind.get_zorder() + 1)
     axes.patch.set_visible(False)
     lines = {str(line.get_label()): line for line in (*axes.get_lines(), *behind.get_lines())}
@@ -73,21 +73,21 @@ def _draw_loss(axes: Axes, history: History) -> None:
     if many:
         window = max(2, len(losses) // SMOOTH_PARTS)
         axes.plot(steps, running_mean(losses, window), color=RED, linewidth=1.3, label="training loss, running mean")
-    there = losses[np.isfinite(losses)]
-    if there.size:
-        low = min(0.0, float(there.min()))
-        axes.set_ylim(low, low + 1.02 * max(float(there.max()) - low, 1e-12))
+    finite = losses[np.isfinite(losses)]
+    if finite.size:
+        low = min(0.0, float(finite.min()))
+        axes.set_ylim(low, low + 1.02 * max(float(finite.max()) - low, 1e-12))
 
 
 def running_mean(values: Image, window: int) -> Image:
-    """The mean of each value and those before it, as many as the window has; what is not a number is passed over.
+    """Return the mean over a window that ends at each value; values that are not finite are skipped.
 
     Example:
         >>> running_mean(np.array([4.0, 2.0, np.nan, 1.0]), 2).tolist()
         [4.0, 3.0, 2.0, 1.0]
     """
-    there = np.isfinite(values)
-    sums, counts = (np.cumsum(np.concatenate([[0.0], x])) for x in (np.where(there, values, 0.0), there))
+    finite = np.isfinite(values)
+    sums, counts = (np.cumsum(np.concatenate([[0.0], x])) for x in (np.where(finite, values, 0.0), finite))
     low = np.maximum(np.arange(len(values)) + 1 - window, 0)
     count = counts[1:] - counts[low]
     total = sums[1:] - sums[low]

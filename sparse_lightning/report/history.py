@@ -1,4 +1,4 @@
-"""History: what happened during a run, for the pictures."""
+"""History: a callback that records sparsity and training loss over a run."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import lightning as L
 from torch import Tensor
 
 from sparse_lightning.errors import SparsityError
-from sparse_lightning.report.found import attached
 from sparse_lightning.report.outcome import weighted_mean
+from sparse_lightning.report.trainer_objects import attached_sparsifiers
 
 
 class History(L.Callback):
-    """Records the sparsity at the beginning, at each update and at the end, and the training loss.
+    """Records the sparsity at the start, at each update and at the end of a run, and the training loss.
 
-    It goes on in a resumed run: what was recorded is saved with the checkpoint, as numbers. Where the losses become
-    more than `points`, every second one is dropped, and from then on half as many are recorded.
+    The record is saved in checkpoints, and a resumed run continues it. Whenever there are more than `points` losses,
+    every second one is dropped, and from then on half as many are recorded.
 
     Args:
-        points: how many losses to keep at most.
+        points: the maximum number of losses to keep.
 
     Attributes:
-        steps: the optimizer steps made at the beginning, before each update, and at the end.
-        target: the sparsity that the schedule asked for at `steps`.
+        steps: the number of optimizer steps at the start, at each update, and at the end.
+        target: the target sparsity of the schedule at `steps`.
         actual: the sparsity counted from the weights at `steps`.
-        loss_steps: the optimizer steps made when each loss was recorded.
+        loss_steps: the number of optimizer steps at each recorded loss.
         loss: the training loss at `loss_steps`.
     """
 
@@ -38,54 +38,53 @@ class History(L.Callback):
 
     def __init__(self, points: int = 500) -> None:
         if points < 2:
-            raise SparsityError(f"a History of {points} points: it must have at least 2")
+            raise SparsityError(f"points={points} of History is too small: it must be at least 2")
         self.points = points
         self._was_loaded = False
         self.clear()
 
     def clear(self) -> None:
-        """Forget all."""
+        """Delete the record."""
         self.steps, self.target, self.actual, self.loss_steps, self.loss = [], [], [], [], []
         self._every, self._seen = 1, -1
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin anew, unless a run goes on."""
+        """Start a new record, unless a run is resumed."""
         if trainer.global_step == 0 and not self._was_loaded:
             self.clear()
         self._was_loaded = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Record what a run begins with."""
+        """Record the sparsity at the start."""
         if not self.steps:
-            self._record_sparsity(trainer, self._step(trainer), [s.target for s in attached(trainer)])
+            self._record_sparsity(trainer, self._step(trainer), [s.target for s in attached_sparsifiers(trainer)])
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Record an update, and the loss where it is its turn."""
+        """Record an update if there was one, and the loss if it is due."""
         step = self._step(trainer)
         if (not self.loss_steps or step > self.loss_steps[-1]) and step % self._every == 0:
             self._record_loss(step, loss_in(outputs, trainer.callback_metrics))
-        updates = [s.last_update for s in attached(trainer)]
+        updates = [s.last_update for s in attached_sparsifiers(trainer)]
         made = max((update.step for update in updates if update is not None), default=-1)
         if made > self._seen:
             self._seen = made
             self._record_sparsity(trainer, made, [0.0 if update is None else update.target for update in updates])
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Record what has become of the weights."""
-        self._record_sparsity(trainer, self._step(trainer), [s.target for s in attached(trainer)])
+        """Record the sparsity at the end."""
+        self._record_sparsity(trainer, self._step(trainer), [s.target for s in attached_sparsifiers(trainer)])
 
     def _step(self, trainer: L.Trainer) -> int:
-        return next((s.step for s in attached(trainer)), trainer.global_step)
+        return next((s.step for s in attached_sparsifiers(trainer)), trainer.global_step)
 
     def _record_sparsity(self, trainer: L.Trainer, step: int, targets: Sequence[float]) -> None:
-        sparsifiers = attached(trainer)
+        sparsifiers = attached_sparsifiers(trainer)
         if not sparsifiers:
             return
-        if (
-            self.steps and self.steps[-1] == step
-        ):  # what was read at the beginning, or at the end of a run that goes on now
+        # The last entry may be from the start of the run, or from the end of the run that is resumed.
+        if self.steps and self.steps[-1] == step:
             del self.steps[-1], self.target[-1], self.actual[-1]
         self.steps.append(step)
         self.target.append(weighted_mean(sparsifiers, targets))
@@ -102,12 +101,12 @@ class History(L.Callback):
             self.loss_steps, self.loss = [s for s, _ in kept], [x for _, x in kept]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was recorded, as lists of numbers."""
+        """Return the record as lists of numbers."""
         recorded = {name: list(getattr(self, name)) for name in _RECORDED}
         return {**recorded, "every": self._every, "seen": self._seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Continue a saved record."""
         for name in _RECORDED:
             setattr(self, name, list(state_dict[name]))
         self._every, self._seen = int(state_dict["every"]), int(state_dict["seen"])
@@ -118,15 +117,15 @@ _RECORDED = ("steps", "target", "actual", "loss_steps", "loss")
 
 
 def loss_in(outputs: Any, metrics: Mapping[str, Tensor]) -> float | None:
-    """The loss of a training step: what it has returned, or with manual optimization what it has logged.
+    """Return the loss of a training step: its output, or with manual optimization the logged loss.
 
     Example:
         >>> import torch
         >>> loss_in({"loss": torch.tensor(0.5)}, {}), loss_in(None, {"train_loss": torch.tensor(0.25)})
         (0.5, 0.25)
     """
-    given = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    for value in (given, metrics.get("train_loss"), metrics.get("loss")):
+    returned = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    for value in (returned, metrics.get("train_loss"), metrics.get("loss")):
         if isinstance(value, Tensor) and value.numel() == 1:
             return float(value)
     return None

@@ -1,4 +1,4 @@
-"""Outcome: what a run has made of the weights, counted while the Sparsifier is attached, and kept after that."""
+"""Outcome: the masks and the sparsity of each parameter at the end of a run."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sparse_lightning.blocks.sparse_block import SparseBlock
+from sparse_lightning.blocks.table import times
+from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import SparseLightningError
-from sparse_lightning.patterns import Attachment
-from sparse_lightning.sparse_block import SparseBlock
-from sparse_lightning.sparsifier import Sparsifier
-from sparse_lightning.table import times
+from sparse_lightning.patterns import NamedScope
 
 
 @dataclass(frozen=True)
 class Row:
-    """One parameter.
+    """The sparsity of one parameter.
 
     Args:
         parameter: its name.
         shape: its shape.
-        block: its block; with the shape of the view, where that is not the parameter itself.
-        weights: how many weights lie in blocks.
-        masked: how many of them the mask prunes.
-        zero: how many of them lie in blocks that are wholly zero, counted from the weights.
+        block: its block shape; with the shape of the view if that differs from the parameter.
+        weights: the number of weights in blocks.
+        masked: the number of weights that the mask prunes.
+        zero: the number of weights in blocks that are entirely zero, counted from the weights.
     """
 
     parameter: str
@@ -36,25 +36,25 @@ class Row:
 
     @property
     def target(self) -> float:
-        """The sparsity that the mask asks for."""
+        """The sparsity of the mask."""
         return self.masked / self.weights if self.weights else 0.0
 
     @property
     def actual(self) -> float:
-        """The sparsity that is counted from the weights."""
+        """The sparsity counted from the weights."""
         return self.zero / self.weights if self.weights else 0.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has made.
+    """The final state of a run.
 
     Args:
-        rows: the parameters that were cut into blocks.
+        rows: the parameters that are divided into blocks.
         masks: the mask of each grid of blocks by name, on the CPU; True = pruned.
-        target: what the schedule asks for.
-        actual: what is counted from the weights.
-        step: the optimizer steps that were made.
+        target: the target sparsity of the schedule.
+        actual: the sparsity counted from the weights.
+        step: the number of optimizer steps.
     """
 
     rows: tuple[Row, ...]
@@ -65,10 +65,10 @@ class Outcome:
 
     @staticmethod
     def of(sparsifiers: Sparsifier | Sequence[Sparsifier]) -> Outcome:
-        """What one Sparsifier, or several on one model, have made. They must be attached."""
+        """Return the state of one attached Sparsifier, or of several on one model."""
         listed = [sparsifiers] if isinstance(sparsifiers, Sparsifier) else list(sparsifiers)
         if not listed:
-            raise SparseLightningError("a report on no Sparsifier: add a SparsityCallback to the Trainer")
+            raise SparseLightningError("a report needs a Sparsifier: add a SparsityCallback to the Trainer")
         rows = [row for s in listed for attachment in s.attachments for row in _rows(attachment, s.masks)]
         target = weighted_mean(listed, [s.target for s in listed])
         actual = weighted_mean(listed, [s.sparsity() for s in listed])
@@ -76,7 +76,7 @@ class Outcome:
 
 
 def weighted_mean(sparsifiers: Sequence[Sparsifier], values: Sequence[float]) -> float:
-    """The mean of values, each with as much weight as its Sparsifier has weights in blocks."""
+    """Return the mean of one value per Sparsifier, weighted by its number of weights in blocks."""
     if len(values) == 1:
         return values[0]
     sizes = [sum(scope.numel() for scope in sparsifier.scopes.values()) for sparsifier in sparsifiers]
@@ -84,7 +84,7 @@ def weighted_mean(sparsifiers: Sequence[Sparsifier], values: Sequence[float]) ->
 
 
 def _masks(sparsifiers: Iterable[Sparsifier]) -> dict[str, Tensor]:
-    """All masks by name; where several have the same name, the later ones get a number."""
+    """Return all masks by name; a name that is already taken gets the number of the Sparsifier."""
     found: dict[str, Tensor] = {}
     for number, sparsifier in enumerate(sparsifiers, 1):
         for name, mask in sparsifier.masks.items():
@@ -92,14 +92,13 @@ def _masks(sparsifiers: Iterable[Sparsifier]) -> dict[str, Tensor]:
     return found
 
 
-def _rows(attachment: Attachment, masks: Mapping[str, Tensor]) -> list[Row]:
-    blocks = attachment.scope.blocks()
-    names = [attachment.name] if len(blocks) == 1 else [f"{attachment.name}/{i}" for i in range(len(blocks))]
-    return [row for name, block in zip(names, blocks, strict=True) for row in _block_rows(name, block, masks[name])]
+def _rows(attachment: NamedScope, masks: Mapping[str, Tensor]) -> list[Row]:
+    blocks = attachment.scope.named_blocks(attachment.name)
+    return [row for name, block in blocks.items() for row in _block_rows(name, block, masks[name])]
 
 
 def _block_rows(name: str, block: SparseBlock, mask: Tensor) -> list[Row]:
-    """A row for each parameter; a coupled block counts as zero where it is zero in all of them."""
+    """Return a row for each parameter; a coupled block counts as zero if it is zero in all of them."""
     zero = block.norms(p=float("inf")) == 0
     found: list[Row] = []
     for spec in block.blocks():

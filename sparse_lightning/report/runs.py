@@ -1,4 +1,4 @@
-"""Runs: the folders of a sweep as data; what was chosen in each, and what came of it."""
+"""SweepRun: the overrides and results of one run of a sweep, read from its folder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ RESULTS, OVERRIDES = "results.json", Path(".hydra", "overrides.yaml")
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepRun:
     """One run of a sweep.
 
     Args:
-        name: its folder, seen from that of the sweep.
-        choices: the overrides it was started with, by their key.
-        results: what `results.json` holds; None where there is none, because the run has failed.
+        name: its folder, relative to that of the sweep.
+        choices: its overrides by key.
+        results: the contents of `results.json`; None if the run has failed.
     """
 
     name: str
@@ -30,37 +30,37 @@ class Run:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the run has not come to its end."""
+        """Whether the run has no results."""
         return self.results is None
 
     def number(self, name: str) -> float | None:
-        """A number of the results: "target" or "actual"."""
+        """Return a number of the results: "target" or "actual"."""
         return None if self.results is None else self.results.get(name)
 
     def metric(self, kind: str, name: str | None) -> float | None:
-        """A metric of the "dense" or "sparse" model."""
+        """Return a metric of the "dense" or "sparse" model."""
         return None if self.results is None or name is None else self.results.get(kind, {}).get(name)
 
 
-def runs_in(folder: Path) -> list[Run]:
-    """The runs below a folder: wherever Hydra has noted overrides, or a run has left its results."""
+def runs_in(folder: Path) -> list[SweepRun]:
+    """Return the runs below a folder: all folders with Hydra's overrides or with results."""
     found = {path.parent.parent for path in folder.glob(f"**/{OVERRIDES}")}
     found |= {path.parent for path in folder.glob(f"**/{RESULTS}")}
-    return [_read(folder, place) for place in sorted(found, key=lambda place: _natural(str(place)))]
+    return [_read(folder, path) for path in sorted(found, key=lambda path: _natural(str(path)))]
 
 
-def _read(folder: Path, place: Path) -> Run:
-    results, overrides = place / RESULTS, place / OVERRIDES
+def _read(folder: Path, path: Path) -> SweepRun:
+    results, overrides = path / RESULTS, path / OVERRIDES
     listed = OmegaConf.to_container(OmegaConf.load(overrides)) if overrides.is_file() else []
-    return Run(
-        str(place.relative_to(folder)),
+    return SweepRun(
+        str(path.relative_to(folder)),
         choices_in([str(entry) for entry in listed]) if isinstance(listed, list) else {},
         _read_json(results),
     )
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """What a file holds; None where it is not there, or was cut short when its run died."""
+    """Return the contents of a file; None if it does not exist, or is incomplete because the run was killed."""
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -69,7 +69,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def choices_in(overrides: Sequence[str]) -> dict[str, str]:
-    """Overrides as Hydra writes them, by their key.
+    """Return Hydra's overrides by key.
 
     Example:
         >>> choices_in(["criterion=taylor", "+model.width=64", "~logger"])
@@ -79,12 +79,12 @@ def choices_in(overrides: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def varied(runs: Sequence[Run]) -> list[str]:
-    """The keys that do not have one and the same value in all runs, in the order in which they are first given."""
+def varied(runs: Sequence[SweepRun]) -> list[str]:
+    """Return the keys whose values differ between runs, in the order of their first occurrence."""
     keys = dict.fromkeys(key for run in runs for key in run.choices)
     return [key for key in keys if len({run.choices.get(key) for run in runs}) > 1]
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """A key that sorts run 10 behind run 9."""
+    """Return a sort key that puts run 10 after run 9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

@@ -1,4 +1,4 @@
-"""Masks in TensorBoard: a small picture of each at every update, and the page of all at the end."""
+"""Masks in TensorBoard: an image of each at every update, and the figure of all at the end."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from sparse_lightning.report.mask_images import enlarged, evenly, mask_image
-from sparse_lightning.report.mask_page import COLOURS, MOST, draw_masks
-from sparse_lightning.report.page import pixels
+from sparse_lightning.report.figures import pixels
+from sparse_lightning.report.mask_figure import COLORMAP, MAX_MASKS, draw_masks
+from sparse_lightning.report.mask_images import evenly_spaced, mask_image, upsampled
 
 
-def show_masks(loggers: Iterable[TensorBoardLogger], masks: Mapping[str, Tensor], step: int) -> None:
-    """Add a picture of each mask, of 24 where there are more: TensorBoard lets one go through the steps.
+def log_masks(loggers: Iterable[TensorBoardLogger], masks: Mapping[str, Tensor], step: int) -> None:
+    """Log an image of each mask, of at most 24.
 
     Args:
-        loggers: where to.
-        masks: by name, True = pruned.
-        step: the optimizer steps that were made.
+        loggers: the loggers.
+        masks: masks by name, True = pruned.
+        step: the number of optimizer steps.
     """
     for logger in loggers:
-        for name, mask in evenly(list(masks.items()), MOST):
+        for name, mask in evenly_spaced(list(masks.items()), MAX_MASKS):
             if mask.numel():
-                coloured = COLOURS(np.nan_to_num(enlarged(mask_image(mask))))[..., :3]
+                coloured = COLORMAP(np.nan_to_num(upsampled(mask_image(mask))))[..., :3]
                 logger.experiment.add_image(f"masks/{name}", coloured, step, dataformats="HWC")
 
 
-def show_page(loggers: Iterable[TensorBoardLogger], masks: Mapping[str, Tensor], step: int) -> None:
-    """Add the page of all masks."""
+def log_mask_figure(loggers: Iterable[TensorBoardLogger], masks: Mapping[str, Tensor], step: int) -> None:
+    """Log the figure of all masks."""
     for logger in loggers:
         logger.experiment.add_image("masks", pixels(draw_masks(masks)), step, dataformats="HWC")

@@ -1,17 +1,15 @@
 """block_apply: fill or scale the blocks of a strided window in place.
 
-A window is `(n0, l0, n1, l1, …)`: blocks and their elements in turn, strides falling. A grid is `(n0, n1, …)`.
+A window is `(n0, l0, n1, l1, …)`: blocks and their elements alternating, strides descending. A grid is `(n0, n1, …)`.
+Triton is optional, so its kernels are imported on first use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from torch import Tensor
 
 from sparse_lightning.kernels.availability import TRITON_DTYPES, takes_triton
-from sparse_lightning.kernels.block_apply import cpu, reference, streaming
+from sparse_lightning.kernels.block_apply import cpu, reference
 
 
 def fill_(window: Tensor, mask: Tensor) -> None:
@@ -24,15 +22,6 @@ def fill_(window: Tensor, mask: Tensor) -> None:
         triton.fill_(window, mask)
     else:
         reference.fill_(window, mask)
-
-
-def filler(window: Tensor, mask: Tensor) -> Callable[[], None]:
-    """A `fill_` that is repeated at every step: what can be worked out once is."""
-    if window.device.type == "cpu" and streaming.takes(window):
-        return streaming.filler(window, mask)
-    if window.device.type == "cpu" and window.element_size() in cpu.INTEGERS and cpu.is_long(window):
-        return cpu.filler(window, mask)
-    return partial(fill_, window, mask)
 
 
 def scale_(window: Tensor, multiplier: Tensor) -> None:

@@ -1,10 +1,10 @@
-"""block_apply in plain torch operations: what it means, and what any device can run."""
+"""block_apply in plain torch operations: the definition, and the fallback for any device."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from sparse_lightning.chunk import chunks
+from sparse_lightning.kernels.chunks import chunks
 
 
 def fill_(window: Tensor, mask: Tensor) -> None:
@@ -15,12 +15,12 @@ def fill_(window: Tensor, mask: Tensor) -> None:
 def scale_(window: Tensor, multiplier: Tensor) -> None:
     """Multiply each block by its grid value.
 
-    In chunks: a multiplier of a wider dtype than the window's makes torch convert what it multiplies.
+    In chunks: for a multiplier of a wider dtype than the window, torch converts the operands.
     """
     for piece in chunks(window.shape, window.device):
         window[piece].mul_(spread(multiplier[piece[0::2]]))
 
 
 def spread(grid: Tensor) -> Tensor:
-    """A grid `(n0, n1, …)` as `(n0, 1, n1, 1, …)`, which broadcasts against its window."""
+    """Return a grid `(n0, n1, …)` as `(n0, 1, n1, 1, …)`, which broadcasts against its window."""
     return grid.view([x for n in grid.shape for x in (n, 1)])

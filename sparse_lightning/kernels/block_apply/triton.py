@@ -1,7 +1,7 @@
 """block_apply for GPUs, in Triton: a program covers a tile of the window, many blocks or a part of one.
 
 Every pair `(n, l)` of the window becomes one axis of `n·l` elements, on which the block of element x is `x // l`.
-Addresses are 64-bit. No weight is read to fill, and none is written in a block that stays as it is.
+Addresses are 64-bit. A fill reads no weights, and blocks that do not change are not written.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparse_lightning.kernels.tile import OUTER, launches, tile_shape
+from sparse_lightning.layout.coalesce import coalesce
 
 ONE = tl.constexpr(0x3F800000)
 """The bits of 1.0 in fp32."""
@@ -22,8 +23,8 @@ ONE = tl.constexpr(0x3F800000)
 class BlockAxis(NamedTuple):
     """One axis of a window: elements and their stride, the length of a block, and the stride of the grid.
 
-    Length 0 says that one block spans the axis: the kernel needs no division then, and one compiled kernel
-    serves every length of an edge.
+    Length 0 means that one block spans the axis: the kernel then needs no division, and one compiled kernel serves
+    every length of an edge block.
     """
 
     size: int
@@ -51,7 +52,7 @@ def _launch(kernel: Any, window: Tensor, grid: Tensor) -> None:
         start = sum(i * a.stride for i, a in skipped)
         block = sum(i // a.length * a.step for i, a in skipped if a.length)
         _launch_on(kernel, _from(window, start), _from(grid, block), axes[len(index) :])
-    # Triton writes behind autograd's back.
+    # Triton writes without the knowledge of autograd.
     if not window.is_inference():
         torch.autograd.graph.increment_version(window)
 
@@ -69,28 +70,24 @@ def _launch_on(kernel: Any, window: Tensor, grid: Tensor, axes: list[BlockAxis])
 
 
 def _axes(window: Tensor, grid: Tensor) -> list[BlockAxis]:
-    """The axes of a window with the pairs that are one element left out."""
+    """Return the axes of a window; blocks and their elements are one axis where they are contiguous."""
     axes: list[BlockAxis] = []
     for d, step in enumerate(grid.stride()):
-        (n, length), (far, near) = window.shape[2 * d : 2 * d + 2], window.stride()[2 * d : 2 * d + 2]
-        if n > 1 and length > 1 and far == length * near:
-            axes.append(BlockAxis(n * length, near, length, step))
-            continue
-        if n > 1:
-            axes.append(BlockAxis(n, far, 1, step))
-        if length > 1:
-            axes.append(BlockAxis(length, near, 0, 0))
+        pair = slice(2 * d, 2 * d + 2)
+        blocks = {(0,): (1, step), (1,): (0, 0), (0, 1): (window.shape[2 * d + 1], step)}
+        runs = coalesce(window.shape[pair], window.stride()[pair])
+        axes += [BlockAxis(run.size, run.strides[0], *blocks[run.dims]) for run in runs if run.size > 1]
     return axes
 
 
 def _from(t: Tensor, start: int) -> Tensor:
-    """The tensor that begins some elements later; only its address matters."""
+    """Return a tensor that begins `start` elements later; only its address matters."""
     return t.as_strided((1,), (1,), t.storage_offset() + start)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _block(x, LENGTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The block of one element x of an axis."""
+    """Return the block of one element x of an axis."""
     if LENGTH == 0:
         return x * 0
     else:
@@ -99,7 +96,7 @@ def _block(x, LENGTH: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _blocks(start, LENGTH: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The blocks of the TILE elements from start on: `(TILE,)`, or `(1,)` where all lie in one."""
+    """Return the blocks of the TILE elements from start on: `(TILE,)`, or `(1,)` if all are in one."""
     if LENGTH == 0 or LENGTH % TILE == 0:
         return _block(start + tl.arange(0, 1), LENGTH)
     else:
@@ -114,7 +111,7 @@ def _tile(  # type: ignore[no-untyped-def]
     L0: tl.constexpr, L1: tl.constexpr, L2: tl.constexpr, L3: tl.constexpr, L4: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """This program's tile: pointers to its weights, pointers to its grid values, and what lies inside the window."""
+    """Return the tile of this program: pointers to weights and grid values, and which rows and columns exist."""
     pid = tl.program_id(0).to(tl.int64)
     across = tl.cdiv(n4, COLUMNS)
     down = tl.cdiv(n3, ROWS)
@@ -136,7 +133,7 @@ def _inside(  # type: ignore[no-untyped-def]
     values, rows_inside, columns_inside,
     L3: tl.constexpr, L4: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """Which of a tile's grid values exist. Where one stands for all rows or columns, the first of them does."""
+    """Whether each grid value of a tile exists; a value for all rows or columns always does."""
     if (L3 == 0 or L3 % ROWS == 0) and (L4 == 0 or L4 % COLUMNS == 0):
         return tl.full(values.shape, 1, tl.int1)
     elif L3 == 0 or L3 % ROWS == 0:
@@ -156,9 +153,9 @@ def _fill(  # type: ignore[no-untyped-def]
 ):
     """Store +0.0 into the pruned blocks.
 
-    Bytes for each weight of b bytes, in blocks of k weights of which the share p is pruned: p·b stored, 1/k of the
-    mask loaded, nothing else; that is the least possible. Where blocks are shorter than a 32-byte sector, part of a
-    sector is written, and the memory may count the whole.
+    Bytes for each weight of b bytes, in blocks of k weights of which the fraction p is pruned: p·b stored, 1/k of the
+    mask loaded, nothing else; that is the minimum. If blocks are shorter than a 32-byte sector, part of a sector is
+    written, which may cost as much as the whole sector.
     """
     weights, values, rows, columns = _tile(
         window, grid, n0, s0, g0, n1, s1, g1, n2, s2, g2, n3, s3, g3, n4, s4, g4, L0, L1, L2, L3, L4, ROWS, COLUMNS
@@ -177,13 +174,13 @@ def _scale(  # type: ignore[no-untyped-def]
 ):
     """Multiply the blocks whose value is not 1.
 
-    Bytes for each weight of b bytes, in blocks of k weights of which the share p changes, with fp32
-    multipliers: p·b loaded, p·b stored, 4/k of the multipliers loaded; that is the least possible.
+    Bytes for each weight of b bytes, in blocks of k weights of which the fraction p changes, with fp32 multipliers:
+    p·b loaded, p·b stored, 4/k of the multipliers loaded; that is the minimum.
     """
     weights, values, rows, columns = _tile(
         window, grid, n0, s0, g0, n1, s1, g1, n2, s2, g2, n3, s3, g3, n4, s4, g4, L0, L1, L2, L3, L4, ROWS, COLUMNS
     )
-    # As integers: the compiler knows then that a block changes as a whole, and loads and stores vectors.
+    # As integers: the compiler then knows that a block changes as a whole, and loads and stores vectors.
     bits = tl.load(values, mask=_inside(values, rows, columns, L3, L4, ROWS, COLUMNS), other=ONE)
     changes = (bits != ONE) & rows & columns
     factor = bits.to(tl.float32, bitcast=True)

@@ -1,4 +1,4 @@
-"""block_score: a stage of elementwise steps on windows, folded over the elements of each block into grids."""
+"""block_score: elementwise steps on windows, folded over the elements of each block into grids."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sparse_lightning.errors import FlowError
-from sparse_lightning.kernels.availability import has_triton
+from sparse_lightning.errors import FlowError, did_you_mean
+from sparse_lightning.kernels.availability import has_triton, is_interpreted
 from sparse_lightning.kernels.block_score import compiled, reference
-from sparse_lightning.kernels.block_score.stage import Stage
-from sparse_lightning.nearest import did_you_mean
+from sparse_lightning.kernels.stage import Stage
 
 
 def fold_in_triton(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
-    """`triton.fold`; Triton is imported when it is first needed."""
+    """Call `triton.fold`; Triton is imported when it is first needed."""
     from sparse_lightning.kernels.block_score import triton
 
     return triton.fold(stage, windows)
@@ -28,13 +27,13 @@ LOWERINGS: dict[str, Callable[[Stage, Sequence[Tensor]], list[Tensor]]] = {
 }
 
 PAYS = 1 << 22
-"""From this many weights on, compiling (seconds, once) is repaid by the runs of a training."""
+"""From this many weights on, compilation (seconds, once) pays off over a training run."""
 
 
 def choose(
     device: torch.device, elements: int, lowering: str | None = None
 ) -> Callable[[Stage, Sequence[Tensor]], list[Tensor]]:
-    """The way to run a stage: the one asked for; else the device's own where it pays and can be; else plain."""
+    """Return how to run a stage: the requested lowering, else the fastest that pays off on the device."""
     if lowering is not None:
         return LOWERINGS[lowering]
     if device.type == "cuda" and has_triton():
@@ -44,12 +43,31 @@ def choose(
     return reference.fold
 
 
-def check_lowering(lowering: str | None) -> str | None:
-    """The name of a lowering, or None, as it is; anything else is refused."""
+def check_lowering(lowering: str | None, device: torch.device | None = None) -> str | None:
+    """Return the name of a lowering, or None, unchanged; raise an error if it cannot run.
+
+    Args:
+        lowering: its name; None for the fastest.
+        device: of the parameters, if it is known already.
+    """
     if lowering is not None and lowering not in LOWERINGS:
         raise FlowError(f"there is no lowering {lowering!r}{did_you_mean(lowering, LOWERINGS)}")
-    if lowering == "triton" and not has_triton():
-        raise FlowError("the lowering 'triton' needs Triton, which is not installed: pip install triton")
+    if lowering == "triton":
+        _check_triton(device)
     if lowering == "compiled" and not compiled.has_compiler():
-        raise FlowError("the lowering 'compiled' needs a C++ compiler (g++, clang++ or CXX), and there is none")
+        raise FlowError(
+            "the lowering 'compiled' needs a C++ compiler, and there is none: install g++ or clang++, or set CXX"
+        )
     return lowering
+
+
+def _check_triton(device: torch.device | None) -> None:
+    if not has_triton():
+        raise FlowError("the lowering 'triton' needs Triton, which is not installed: pip install triton")
+    advice = "choose another lowering, or None for the fastest. Tests without a GPU run it with TRITON_INTERPRET=1"
+    if is_interpreted():
+        return
+    if device is not None and device.type != "cuda":
+        raise FlowError(f"the lowering 'triton' needs parameters on a CUDA device, not on {device}: {advice}")
+    if not torch.cuda.is_available():
+        raise FlowError(f"the lowering 'triton' needs a CUDA device, and there is none: {advice}")

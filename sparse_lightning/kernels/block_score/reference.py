@@ -1,4 +1,4 @@
-"""block_score in plain torch operations, a cache-sized chunk of the windows at a time."""
+"""block_score in plain torch operations, in cache-sized chunks of the windows."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sparse_lightning.chunk import chunks
-from sparse_lightning.kernels.block_score.stage import FoldKind, Stage, elementwise
+from sparse_lightning.kernels.chunks import chunks
+from sparse_lightning.kernels.stage import FoldKind, Stage, elementwise
 
 
 def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
-    """Run a stage on windows `(n0, l0, n1, l1, …)` of one shape; each fold gives a grid `(n0, n1, …)`.
+    """Run a stage on windows `(n0, l0, n1, l1, …)` of one shape; each fold returns a grid `(n0, n1, …)`.
 
-    The dimensions of a block are folded from the slowest to the fastest, so that the longest runs of memory
-    are added to one another.
+    The dimensions of a block are folded from the outermost to the innermost, so that the longest contiguous runs are
+    added to one another.
     """
     shape, dtype = windows[0].shape, accumulation_dtype(windows[0].dtype)
     grids = [start(kind, shape[0::2], windows[0]) for _, kind in stage.folds]
-    # A chunk's values live together: the more steps, the smaller the chunk.
+    # The values of all steps of a chunk exist at once: the more steps, the smaller the chunk.
     for piece in chunks(shape, windows[0].device, each=max(2, len(stage.steps))):
         values = elementwise(stage, [window[piece].to(dtype) for window in windows])
         for grid, value, (_, kind) in zip(grids, values, stage.folds, strict=True):
             here = grid[piece[0::2]]
             combine_(kind, here, fold_blocks(kind, value).view(here.shape))
-        del values, value  # before the next chunk makes its own
+        del values, value  # before the next chunk allocates its own
     return grids
 
 
@@ -48,17 +48,17 @@ _IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf}
 
 
 def combine(kind: FoldKind, a: Tensor, b: Tensor) -> Tensor:
-    """Two grids of parts of the same blocks as one."""
+    """Combine two partial grids of the same blocks."""
     return _COMBINE[kind](a, b)
 
 
 def combine_(kind: FoldKind, a: Tensor, b: Tensor) -> None:
-    """`combine`, in place of the first."""
+    """Combine in place of the first."""
     _COMBINE[kind](a, b, out=a)
 
 
 def start(kind: FoldKind, shape: Sequence[int], values: Tensor) -> Tensor:
-    """The grid of a fold over nothing, in the dtype that values like these accumulate in."""
+    """Return the grid of an empty fold, in the dtype that `values` accumulate in."""
     dtype = accumulation_dtype(values.dtype)
     identity: float = _IDENTITY[kind]
     if math.isinf(identity) and not dtype.is_floating_point:
@@ -67,7 +67,7 @@ def start(kind: FoldKind, shape: Sequence[int], values: Tensor) -> Tensor:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """fp32 for the narrower floats, int64 for integers, otherwise the dtype itself."""
+    """Return fp32 for narrower floats, int64 for integers, otherwise the dtype itself."""
     if not dtype.is_floating_point:
         return torch.int64
     return dtype if dtype.itemsize >= 4 else torch.float32

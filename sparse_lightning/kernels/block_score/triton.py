@@ -1,12 +1,12 @@
-"""block_score for GPUs: each stage becomes a Triton kernel that reads the windows once and makes all folds.
+"""block_score for GPUs: each stage becomes a Triton kernel that reads the windows once and computes all folds.
 
-A program takes a tile of blocks × rows × columns: columns run along the last dimension of a block, rows count
-through the others, and the tile walks over blocks that are larger than it. Lanes outside of the windows hold what
-changes no fold. Addresses are 64-bit, values and folds are fp32.
+A program takes a tile of blocks × rows × columns: columns run along the last dimension of a block, rows along the
+others, and the tile is moved over blocks that are larger than it. Lanes outside of the windows hold the identity of the
+fold. Addresses are 64-bit, values and folds are fp32.
 
-Bytes for each weight, in blocks of k weights, with windows of b0, b1, … bytes and F folds: b0 + b1 + … loaded,
-4·F/k stored. That is the least possible: no value between the steps, and no grid, goes through memory twice. Only
-blocks too large and too few for the GPU are cut, and then the grids of their parts are read again.
+Bytes for each weight, in blocks of k weights, with windows of b0, b1, … bytes and F folds: b0 + b1 + … loaded, 4·F/k
+stored. That is the minimum: no intermediate value goes through memory. Only blocks that are too large and too few to
+occupy the GPU are split, and then the grids of their parts are read again.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from torch import Tensor
 
 from sparse_lightning.kernels.availability import TRITON_DTYPES
 from sparse_lightning.kernels.block_score import reference
-from sparse_lightning.kernels.block_score.stage import FoldKind, Ref, Stage, Step
+from sparse_lightning.kernels.stage import FoldKind, Ref, Stage, Step
 from sparse_lightning.kernels.tile import ELEMENTS, power_of_two
 
 PAIRS = 5
-"""Windows of more pairs `(n, l)` than this are rare and take the reference."""
+"""Windows of more pairs `(n, l)` than this are rare and use the reference."""
 
 ALIGNED = 16
-"""Triton knows of an integer argument only whether this divides it; what smaller factors do, it is told."""
+"""Triton specializes integer arguments only on divisibility by this; smaller factors are passed as constants."""
 
 OPTIONS = {"num_warps": 8, "maxnreg": 128, "enable_fp_fusion": False}
 """Each thread has 8 elements of a tile: one or two 128-bit loads for each window, and few registers.
 
-Without a limit, ptxas spills some of the few to fit more threads; with one it does not. Products are rounded before
-they are added, as everywhere.
+Without `maxnreg`, ptxas spills some registers to fit more threads; with it, it does not. Products are rounded before
+they are added, as in torch.
 """
 
 PROGRAMS = 1024
-"""Fewer programs than this leave parts of a GPU idle."""
+"""With fewer programs than this, parts of a GPU are idle."""
 
 EXPRESSIONS = {
     "add": "{} + {}",
@@ -67,10 +67,8 @@ EXPRESSIONS = {
     "ge": "{} >= {}",
     "lt": "{} < {}",
     "le": "{} <= {}",
-    "eq": "{} == {}",
-    "ne": "{} != {}",
 }
-"""Every operation of a stage as a Triton expression of its arguments."""
+"""The operations of a stage as Triton expressions of their arguments."""
 
 _COMBINE: dict[FoldKind, str] = {"sum": "{} + {}", "max": "highest({}, {})", "min": "lowest({}, {})"}
 _REDUCE: dict[FoldKind, str] = {
@@ -82,14 +80,14 @@ _IDENTITY: dict[FoldKind, str] = {"sum": "0.0", "max": 'float("-inf")', "min": '
 
 
 def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
-    """Run a stage on windows `(n0, l0, n1, l1, …)` of one shape; each fold gives a grid `(n0, n1, …)`.
+    """Run a stage on windows `(n0, l0, n1, l1, …)` of one shape; each fold returns a grid `(n0, n1, …)`.
 
-    The windows may differ in strides and in dtype. Other dtypes than fp32, bf16 and fp16 take the reference.
+    The windows may differ in strides and in dtype. Dtypes other than fp32, bf16 and fp16 use the reference.
     """
     shape = windows[0].shape
     if not _takes(windows):
         return reference.fold(stage, windows)
-    d, parts = _cut(shape)
+    d, parts = split_of(shape)
     if parts == 1:
         return _launch(stage, windows)
     pieces = [w.unflatten(2 * d + 1, (parts, -1)).unsqueeze(2 * d + 1) for w in windows]  # type: ignore[no-untyped-call]
@@ -99,16 +97,16 @@ def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _takes(windows: Sequence[Tensor]) -> bool:
-    """Whether a kernel can run on these windows: there is something to read, of dtypes it knows."""
+    """Whether a kernel can run on these windows: they are not empty and have supported dtypes."""
     known = all(window.dtype in TRITON_DTYPES for window in windows)
     return known and windows[0].numel() > 0 and 0 < windows[0].ndim <= 2 * PAIRS
 
 
-def _cut(shape: Sequence[int]) -> tuple[int, int]:
-    """Which dimension of the blocks to cut, and into how many parts, so that a few large blocks fill a GPU.
+def split_of(shape: Sequence[int]) -> tuple[int, int]:
+    """Return which dimension of the blocks to split, and into how many parts, so that a few large blocks fill a GPU.
 
     Example:
-        >>> _cut((128, 32, 128, 32)), _cut((1, 4096, 1, 4096)), _cut((8, 1, 1, 1 << 20))
+        >>> split_of((128, 32, 128, 32)), split_of((1, 4096, 1, 4096)), split_of((8, 1, 1, 1 << 20))
         ((0, 1), (0, 1024), (1, 128))
     """
     blocks, size = math.prod(shape[0::2]), math.prod(shape[1::2])
@@ -118,7 +116,7 @@ def _cut(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _launch(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
-    """One kernel for all folds of a stage."""
+    """Launch one kernel for all folds of a stage."""
     first = windows[0]
     blocks, rows, columns = math.prod(first.shape[0::2]), math.prod(first.shape[1:-1:2]), first.shape[-1]
     grids = [torch.empty(first.shape[0::2], dtype=torch.float32, device=first.device) for _ in stage.folds]
@@ -134,12 +132,12 @@ def _launch(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _index(*counts: int) -> Any:
-    """The integer that counts blocks, rows and columns past their last tile: dividing longer ones is slow."""
+    """Return the shortest integer type for indices of blocks, rows and columns: dividing longer ones is slow."""
     return tl.int32 if max(counts) <= torch.iinfo(torch.int32).max - ELEMENTS else tl.int64
 
 
 def _tile(blocks: int, rows: int, columns: int) -> tuple[int, int, int]:
-    """Blocks, rows and columns of a tile, powers of two.
+    """Return the blocks, rows and columns of a tile, powers of two.
 
     Example:
         >>> _tile(16384, 32, 32), _tile(4096, 1, 4096), _tile(1 << 20, 4, 1), _tile(100, 63, 9)
@@ -151,20 +149,20 @@ def _tile(blocks: int, rows: int, columns: int) -> tuple[int, int, int]:
 
 
 def _step(window: Tensor) -> int:
-    """The power of two up to 16 that divides all strides but the last: it tells Triton how rows are aligned."""
+    """Return the power of two up to 16 that divides all strides but the last: the alignment of rows, for Triton."""
     strides = zip(window.shape[:-1], window.stride()[:-1], strict=True)
     return math.gcd(ALIGNED, *(s for n, s in strides if n > 1))
 
 
 def _strides(window: Tensor, step: int) -> list[int]:
-    """The strides of a window in steps, and the last as it is; 0 where there is nothing to count."""
+    """Return the strides of a window divided by `step`, the last one undivided; 0 for dimensions of size 1."""
     *strides, last = (s if n > 1 else 0 for n, s in zip(window.shape, window.stride(), strict=True))
     return [*(s // step for s in strides), last if window.shape[-1] > 1 else 1]
 
 
 @lru_cache(maxsize=256)
 def _kernel(source: str) -> Any:
-    """The kernel of a module's source. Triton reads the text of a kernel again, so it must be in a file."""
+    """Return the kernel of a module's source. Triton reads the source of a kernel, so it must be in a file."""
     name = f"stage_{sha256(source.encode()).hexdigest()[:32]}"
     path = Path(_directory().name) / f"{name}.py"
     path.write_text(source, encoding="utf-8")
@@ -178,13 +176,13 @@ def _kernel(source: str) -> Any:
 
 @cache
 def _directory() -> TemporaryDirectory[str]:
-    """Where the sources of kernels are, as long as this process lives."""
+    """Return the directory of the kernel sources of this process."""
     return TemporaryDirectory(prefix="sparse_lightning_")
 
 
 @lru_cache(maxsize=1024)
 def source_of(stage: Stage, pairs: int) -> str:
-    """The module with the kernel `score` of a stage, for windows of some number of pairs `(n, l)`."""
+    """Return the source of a module with the kernel `score` of a stage, for windows of `pairs` pairs `(n, l)`."""
     inputs, folds, inner = range(stage.inputs), range(len(stage.folds)), range(1, pairs)
     dims = [f"{kind}{d}" for d in range(pairs) for kind in "nl"]
     return _MODULE.format(
@@ -215,7 +213,7 @@ def _lines(indent: int, lines: Sequence[str]) -> str:
 
 
 def _digits(number: str, digit: str, size: str, count: int) -> list[str]:
-    """Statements that take a number apart, the last digit first: `block → b0, b1, …` by the sizes `n1, …`."""
+    """Return statements that compute the digits of a number, last first: `block → b0, b1, …` by the sizes `n1, …`."""
     lines = [f"{digit}0 = {number}"]
     for d in range(count - 1, 0, -1):
         lines += [f"{digit}{d} = {digit}0 % {size}{d}", f"{digit}0 = {digit}0 // {size}{d}"]
@@ -223,7 +221,7 @@ def _digits(number: str, digit: str, size: str, count: int) -> list[str]:
 
 
 def _dot(window: int, digit: str, kind: str, count: int) -> str:
-    """The offset of digits in a window, in its steps; without digits it is 0."""
+    """Return the expression of the offset of digits in a window, in its steps; 0 without digits."""
     products = [f"{digit}{d}.to(tl.int64) * w{window}_{kind}{d}" for d in range(count)]
     return " + ".join(products) or f"{digit}0 * 0"
 
@@ -258,7 +256,7 @@ def _store(f: int, kind: FoldKind) -> str:
 
 
 _MODULE = '''\
-"""A stage on windows of {pairs} pairs `(n, l)`, written by sparse_lightning from {stage}."""
+"""A stage on windows of {pairs} pairs `(n, l)`, generated by sparse_lightning from {stage}."""
 
 import triton
 import triton.language as tl
@@ -295,19 +293,19 @@ def score(
 
 @triton.jit
 def highest(a, b):  # type: ignore[no-untyped-def]
-    """The larger of two, NaN where one of them is, as torch has it."""
+    """Return the maximum; NaN if one of the two is, as in torch."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def lowest(a, b):  # type: ignore[no-untyped-def]
-    """The smaller of two, NaN where one of them is, as torch has it."""
+    """Return the minimum; NaN if one of the two is, as in torch."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def power(x, y):  # type: ignore[no-untyped-def]
-    """`x^y` for finite x; in fp64, as the logarithm of a large power leaves too few bits of fp32."""
+    """Return `x^y` for finite x; in fp64, as the logarithm of a large power leaves too few bits of fp32."""
     x, y = x.to(tl.float64), y.to(tl.float64)
     size = tl.exp2(y * tl.log2(tl.abs(x)))
     odd = tl.floor(y * 0.5) * 2 != y

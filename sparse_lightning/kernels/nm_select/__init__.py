@@ -1,9 +1,9 @@
-"""nm_select: scores, choice and masking of N:M groups in one pass over the weights.
+"""nm_select: N:M sparsity in one pass over the weights: score, select and mask.
 
-A group is m neighbours along the last dimension. The n with the highest scores stay, the others become +0.0; of
-equal scores the lower index stays, and NaN ranks below all. The score is `|w|`, or `|w·other|` where `other` is
-given: a gradient, or the norms of a layer's inputs. It is taken in fp32 where the weights are narrower, and never
-stored for more than a small piece of the weights.
+A group is m consecutive weights along the last dimension. The n with the highest scores are kept, the others become
++0.0; among equal scores the lower index is kept, and NaN ranks lowest. The score is `|w|`, or `|w·other|` if
+`other` is passed: a gradient, or the norms of the inputs of a layer. It is computed in fp32 for narrower weights, and
+stored only for a small chunk of the weights at a time. Triton is optional, so its kernel is imported on first use.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from __future__ import annotations
 from torch import Tensor
 
 from sparse_lightning.errors import LayoutError, SparsityError
-from sparse_lightning.kernels import block_score
 from sparse_lightning.kernels.availability import takes_triton
-from sparse_lightning.kernels.nm_select import compiled, cpu, reference
+from sparse_lightning.kernels.nm_select import native, reference
 
 
 def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Tensor:
-    """Keep n of every m neighbours along the last dimension of a weight, in place; gives the mask, True = pruned.
+    """Keep n of every m consecutive weights along the last dimension, in place; return the mask, True = pruned.
 
     Args:
         weight: `(…, groups·m)`, any strides.
-        n: how many of a group stay, from 0 to m.
+        n: the number of weights kept in each group, from 0 to m.
         m: the size of a group; it divides the last dimension.
-        other: what the weights are multiplied with before they are judged; broadcasts against `weight`.
+        other: a factor of the scores; broadcasts against `weight`.
 
     Example:
         >>> import torch
@@ -38,27 +37,19 @@ def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Te
         from sparse_lightning.kernels.nm_select import triton
 
         return triton.nm_select(weight, n, m, other)
-    if weight.device.type != "cpu" or weight.dtype not in cpu.INTEGERS:
-        return reference.nm_select(weight, n, m, other)
-    if _pays(weight) and compiled.takes(weight, m, other):
-        return compiled.nm_select(weight, n, m, other)
-    return cpu.nm_select(weight, n, m, other)
-
-
-def _pays(weight: Tensor) -> bool:
-    """Whether compiling is possible, and repaid by a weight of this size."""
-    return weight.numel() >= block_score.PAYS and block_score.compiled.has_compiler()
+    select = native.nm_select if native.takes(weight, m) else reference.nm_select
+    return select(weight, n, m, other)
 
 
 def _checked(weight: Tensor, n: int, m: int, other: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The arguments without their gradients, `other` in the shape of the weight."""
+    """Return the arguments detached, `other` in the shape of the weight."""
     shape = tuple(weight.shape)
     if not weight.is_floating_point():
-        raise LayoutError(f"{n}:{m} on weights of dtype {weight.dtype}: they must be floats")
+        raise LayoutError(f"{n}:{m} selection needs floating-point weights, not {weight.dtype}: convert them")
     if not shape or m < 1 or shape[-1] % m:
-        raise LayoutError(f"groups of {m} along the last dimension of a weight of shape {shape}: they don't divide it")
+        raise LayoutError(f"groups of {m} do not divide the last dimension of a weight of shape {shape}: change m")
     if not 0 <= n <= m:
-        raise SparsityError(f"{n} of {m} weights to keep: it must lie between 0 and {m}")
+        raise SparsityError(f"n={n} is out of range: groups of m={m} weights can keep from 0 to {m}")
     if other is None:
         return weight.detach(), None
     try:

@@ -1,22 +1,22 @@
-"""nm_select in plain torch operations: what it means, and what any device can run."""
+"""nm_select in plain torch operations: the definition, and the fallback for any device."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from sparse_lightning.chunk import chunks
 from sparse_lightning.kernels.block_score.reference import accumulation_dtype
+from sparse_lightning.kernels.chunks import chunks
 
 
 def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Tensor:
-    """Keep n of every m neighbours; `other` has the shape of the weight. Sorts in chunks, so that scores stay few."""
+    """Keep n of every m neighbours; `other` has the shape of the weight. Sorts in chunks, to need little memory."""
     mask = torch.empty(weight.shape, dtype=torch.bool, device=weight.device)
     groups, others = _groups(weight, m), None if other is None else _groups(other, m)
-    # Beside the scores a chunk needs their sorted values and 64-bit indices.
+    # In addition to the scores, a chunk needs their sorted values and 64-bit indices.
     for piece in chunks(groups.shape[:-1], weight.device, each=8 * m):
         ranked = scores(groups[piece], None if others is None else others[piece])
-        # Upwards, torch sorts NaN behind all numbers.
+        # An ascending sort of torch puts NaN last.
         worst = ranked.neg_().sort(dim=-1, stable=True).indices[..., n:]
         pruned = torch.zeros(ranked.shape, dtype=torch.bool, device=weight.device).scatter_(-1, worst, True)
         groups[piece].masked_fill_(pruned, 0)
@@ -25,12 +25,12 @@ def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Te
 
 
 def scores(weight: Tensor, other: Tensor | None) -> Tensor:
-    """`|w|` or `|w·other|`, in fp32 where the weights are narrower; a new tensor."""
+    """Return `|w|` or `|w·other|`, in fp32 for narrower weights; a new tensor."""
     dtype = accumulation_dtype(weight.dtype)
     wide = weight.to(dtype)
     return wide.abs() if other is None else wide.mul(other.to(dtype)).abs_()
 
 
 def _groups(t: Tensor, m: int) -> Tensor:
-    """`(…, groups·m)` → `(…, groups, m)`."""
+    """Return `(…, groups·m)` as `(…, groups, m)`."""
     return t.view(*t.shape[:-1], t.shape[-1] // m, m)

@@ -1,6 +1,6 @@
 """nm_select for GPUs, in Triton: a program loads a tile of whole groups, ranks them in registers and stores it back.
 
-Addresses are 64-bit. Neighbouring dimensions that count on are one axis, so contiguous weights are a single row.
+Addresses are 64-bit. Contiguous dimensions are merged, so contiguous weights are a single row.
 """
 
 from __future__ import annotations
@@ -13,34 +13,40 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparse_lightning.kernels.tile import OUTER, Axis, launches, merged, power_of_two, tile_shape
+from sparse_lightning.kernels.nm_select import reference
+from sparse_lightning.kernels.tile import OUTER, launches, power_of_two, tile_shape
+from sparse_lightning.layout.coalesce import Run, coalesce
+
+LARGEST_GROUP = 64
+"""The comparisons of a group are unrolled: larger groups would be compiled for minutes, and are sorted instead."""
 
 
 def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Tensor:
-    """Keep n of every m neighbours; `other` has the shape of the weight."""
+    """Keep n of every m neighbours; `other` has the shape of the weight. Large groups use the reference."""
+    if m > LARGEST_GROUP:
+        return reference.nm_select(weight, n, m, other)
     mask = torch.empty(weight.shape, dtype=torch.bool, device=weight.device)
     if not weight.numel():
         return mask
     factor = weight if other is None else other
     tensors = (weight, factor, mask.view(torch.uint8))
-    strides = zip(*(t.stride() for t in tensors), strict=True)
-    axes = merged([Axis(k, s) for k, s in zip(weight.shape, strides, strict=True)])
+    axes = coalesce(weight.shape, *(t.stride() for t in tensors))
     for index in launches([a.size for a in axes]):
         starts = [sum(i * a.strides[t] for i, a in zip(index, axes, strict=False)) for t in range(3)]
         parts = [t.as_strided((1,), (1,), t.storage_offset() + s) for t, s in zip(tensors, starts, strict=True)]
         _launch(parts, axes[len(index) :], n, m, other is not None)
-    # Triton writes behind autograd's back.
+    # Triton writes without the knowledge of autograd.
     if not weight.is_inference():
         torch.autograd.graph.increment_version(weight)
     return mask
 
 
-def _launch(parts: list[Tensor], axes: list[Axis], n: int, m: int, multiplied: bool) -> None:
-    axes = [Axis(1, (0, 0, 0))] * (OUTER + 2 - len(axes)) + axes
-    *outer, (rows, _), (length, _) = axes
+def _launch(parts: list[Tensor], axes: list[Run], n: int, m: int, multiplied: bool) -> None:
+    axes = [Run(1, (0, 0, 0), ())] * (OUTER + 2 - len(axes)) + axes
+    *outer, rows, length = [a.size for a in axes]
     lanes = power_of_two(m)
     tall, wide = tile_shape(rows, length // m * lanes)
-    programs = -(-rows // tall) * -(-(length // m) * lanes // wide) * math.prod(a.size for a in outer)
+    programs = -(-rows // tall) * -(-(length // m) * lanes // wide) * math.prod(outer)
     numbers: list[Any] = [x for a in axes for x in (a.size, *a.strides)]
     numbers[-4] = length // m
     with torch.cuda.device_of(parts[0]):  # type: ignore[no-untyped-call]
@@ -58,8 +64,8 @@ def _select(  # type: ignore[no-untyped-def]
     """Rank each group of M and zero all but N of it. A group takes LANES columns of the tile, a power of two.
 
     Bytes for each weight of b bytes: b loaded, b stored, 1 of the mask stored, and those of `other` loaded where it
-    is given. The least possible is the same, but for the (M − N)/M of the weights that would have to be stored
-    alone: they lie scattered over all sectors of the memory, so whole vectors cost no more.
+    is passed. The minimum is the same, except that only (M − N)/M of the weights have to be stored: they are scattered
+    over all sectors of the memory, so whole vectors cost no more.
     """
     pid = tl.program_id(0).to(tl.int64)
     across = tl.cdiv(groups * LANES, COLUMNS)
@@ -81,7 +87,7 @@ def _select(  # type: ignore[no-untyped-def]
     if MULTIPLIED:
         others = other + x0 * o0 + x1 * o1 + x2 * o2 + rows * o3 + columns * o4
         score = score * tl.load(others, mask=inside, other=0).to(tl.float32)
-    # The bits of a magnitude are in its order; −1 ranks NaN below all of them, and what is outside below NaN.
+    # The bits of magnitudes are in their order; −1 ranks NaN below all of them, and lanes outside rank below NaN.
     key = tl.where(score == score, tl.abs(score).to(tl.int32, bitcast=True), -1)
     key = tl.reshape(tl.where(inside, key, -2), (ROWS, COLUMNS // LANES, LANES))
     lane = tl.arange(0, LANES)[None, None, :]

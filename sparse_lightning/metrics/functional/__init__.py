@@ -1,4 +1,4 @@
-"""The arithmetic of the metrics, as functions."""
+"""The metrics as functions."""
 
 from sparse_lightning.metrics.functional.churn import mask_churn
 from sparse_lightning.metrics.functional.overlap import mask_overlap

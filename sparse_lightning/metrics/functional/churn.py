@@ -1,18 +1,18 @@
-"""mask_churn: the share of mask entries that changed."""
+"""mask_churn: the fraction of mask entries that changed."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from sparse_lightning.metrics.functional.fraction import fraction
 from sparse_lightning.metrics.functional.pairs import Masks, pairs
-from sparse_lightning.metrics.functional.share import share
 
 
 def mask_churn(before: Masks, after: Masks) -> Tensor:
-    """The share of mask entries that changed, either way: an fp32 scalar.
+    """Return the fraction of mask entries that changed, in either direction, as an fp32 scalar.
 
-    All entries of all grids weigh the same. The churn of nothing is 0.
+    All entries of all grids have the same weight. The churn of empty masks is 0.
 
     Args:
         before: a boolean grid, or a mapping from names to grids.
@@ -26,7 +26,7 @@ def mask_churn(before: Masks, after: Masks) -> Tensor:
 
 
 def _mask_churn_update(before: Masks, after: Masks) -> tuple[Tensor, Tensor]:
-    """Entries that changed, and all entries."""
+    """Return the number of changed entries and of all entries."""
     changed = torch.zeros((), dtype=torch.int64)
     found = pairs(before, after)
     for old, new in found:
@@ -35,4 +35,4 @@ def _mask_churn_update(before: Masks, after: Masks) -> tuple[Tensor, Tensor]:
 
 
 def _mask_churn_compute(changed: Tensor, entries: Tensor) -> Tensor:
-    return share(changed, entries)
+    return fraction(changed, entries)

@@ -1,19 +1,18 @@
-"""mask_overlap: how far two masks prune the same blocks."""
+"""mask_overlap: how much two masks prune the same blocks."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from sparse_lightning.metrics.functional.fraction import fraction
 from sparse_lightning.metrics.functional.pairs import Masks, pairs
-from sparse_lightning.metrics.functional.share import share
 
 
 def mask_overlap(a: Masks, b: Masks) -> Tensor:
-    """The blocks that both masks prune, as a share of those that either prunes: an fp32 scalar.
+    """Return the intersection over union (Jaccard index) of the pruned blocks, as an fp32 scalar.
 
-    This is the intersection over the union of the pruned sets, over all grids together. It is 1 where neither
-    mask prunes anything.
+    The blocks of all grids are counted together. The overlap is 1 if neither mask prunes anything.
 
     Args:
         a: a boolean grid, or a mapping from names to grids.
@@ -27,7 +26,7 @@ def mask_overlap(a: Masks, b: Masks) -> Tensor:
 
 
 def _mask_overlap_update(a: Masks, b: Masks) -> tuple[Tensor, Tensor]:
-    """Blocks that both prune, and blocks that either prunes."""
+    """Return the number of blocks that both prune, and of blocks that at least one prunes."""
     both = either = torch.zeros((), dtype=torch.int64)
     for left, right in pairs(a, b):
         both = both.to(left.device) + (left & right).sum()
@@ -36,4 +35,4 @@ def _mask_overlap_update(a: Masks, b: Masks) -> tuple[Tensor, Tensor]:
 
 
 def _mask_overlap_compute(both: Tensor, either: Tensor) -> Tensor:
-    return share(both, either, of_nothing=1.0)
+    return fraction(both, either, if_empty=1.0)

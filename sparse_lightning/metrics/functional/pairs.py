@@ -1,4 +1,4 @@
-"""Two sets of masks, brought together grid by grid."""
+"""Pairs of corresponding grids from two sets of masks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from sparse_lightning.errors import LayoutError
 
 Masks: TypeAlias = Tensor | Mapping[Any, Tensor]
-"""A boolean grid, True = pruned; or several, in a mapping from names (or blocks) to grids."""
+"""A boolean grid, True = pruned; or a mapping from names (or blocks) to such grids."""
 
 
 def pairs(first: Masks, second: Masks) -> list[tuple[Tensor, Tensor]]:
-    """The grids of two masks that belong together, checked to be boolean and of one shape.
+    """Return corresponding grids of two masks; raise a LayoutError unless they are boolean and of equal shape.
 
     Example:
         >>> up, down = torch.tensor([True]), torch.tensor([False])
@@ -27,7 +27,7 @@ def pairs(first: Masks, second: Masks) -> list[tuple[Tensor, Tensor]]:
         return [_pair(repr(name), grid, second[name]) for name, grid in first.items()]
     if isinstance(first, Mapping) or isinstance(second, Mapping):
         raise LayoutError(
-            f"masks to compare came as {type(first).__name__} and {type(second).__name__}: give two grids, or two "
+            f"cannot compare masks of type {type(first).__name__} and {type(second).__name__}: pass two grids, or two "
             "mappings from names to grids"
         )
     return [_pair("the mask", first, second)]
@@ -37,8 +37,8 @@ def _check_names(first: Mapping[Any, Tensor], second: Mapping[Any, Tensor]) -> N
     only = [[name for name in a if name not in b] for a, b in ((first, second), (second, first))]
     if any(only):
         raise LayoutError(
-            f"masks to compare have different names: only the first has {only[0]}, only the second {only[1]}. Give "
-            "masks of the same parameters"
+            f"cannot compare masks with different names: only the first has {only[0]}, only the second has {only[1]}. "
+            "Pass masks of the same parameters"
         )
 
 
@@ -47,8 +47,8 @@ def _pair(name: str, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     _check_mask(name, second)
     if first.shape != second.shape:
         raise LayoutError(
-            f"{name} has the shape {tuple(first.shape)} first and {tuple(second.shape)} second: only masks of one "
-            "grid can be compared"
+            f"cannot compare {name} of shapes {tuple(first.shape)} and {tuple(second.shape)}: pass masks of the same "
+            "grid"
         )
     return first, second.to(first.device)
 
@@ -56,4 +56,4 @@ def _pair(name: str, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 def _check_mask(name: str, grid: object) -> None:
     kind = grid.dtype if isinstance(grid, Tensor) else type(grid).__name__
     if kind != torch.bool:
-        raise LayoutError(f"{name} is {kind}: a mask is a boolean tensor, True where a block is pruned")
+        raise LayoutError(f"{name} is of type {kind}: pass a boolean tensor, True where a block is pruned")

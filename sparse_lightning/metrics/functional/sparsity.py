@@ -1,4 +1,4 @@
-"""block_sparsity: the share of weights that lie in blocks that are wholly zero."""
+"""block_sparsity: the fraction of weights in blocks that are entirely zero."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sparse_lightning.blocks.scope import SparseScope
+from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.errors import LayoutError
-from sparse_lightning.metrics.functional.share import share
-from sparse_lightning.scope import SparseScope
-from sparse_lightning.sparse_block import SparseBlock
+from sparse_lightning.metrics.functional.fraction import fraction
 
-Blocks: TypeAlias = SparseScope | SparseBlock | Iterable[SparseScope | SparseBlock]
-"""Whose weights are counted: a scope, a block, or several of them."""
+ScopesOrBlocks: TypeAlias = SparseScope | SparseBlock | Iterable[SparseScope | SparseBlock]
+"""A scope, a block, or several of them."""
 
 
-def block_sparsity(blocks: Blocks) -> Tensor:
-    """The share of weights that lie in blocks that are wholly zero, counted from the weights: an fp32 scalar.
+def block_sparsity(blocks: ScopesOrBlocks) -> Tensor:
+    """Return the fraction of weights in blocks that are entirely zero (1 − density), as an fp32 scalar.
 
-    A block counts when all of its weights are exactly zero, in all parameters that it is coupled over; a NaN is
-    not zero. Blocks weigh by their size. The sparsity of nothing is 0. What is given twice counts twice.
+    A block counts if all of its weights are exactly zero, in all parameters that it couples; NaN is not zero. Blocks
+    are weighted by their size. The sparsity of no blocks is 0. A block that is passed twice counts twice.
 
     Args:
         blocks: a scope, a block, or an iterable of them.
@@ -34,8 +34,8 @@ def block_sparsity(blocks: Blocks) -> Tensor:
     return _block_sparsity_compute(*_block_sparsity_update(blocks))
 
 
-def _block_sparsity_update(blocks: Blocks) -> tuple[Tensor, Tensor]:
-    """Weights in zero blocks, and all weights."""
+def _block_sparsity_update(blocks: ScopesOrBlocks) -> tuple[Tensor, Tensor]:
+    """Return the number of weights in zero blocks and of all weights."""
     zero = total = torch.zeros((), dtype=torch.int64)
     for block in _each_block(blocks):
         found = block.zeros()
@@ -45,7 +45,7 @@ def _block_sparsity_update(blocks: Blocks) -> tuple[Tensor, Tensor]:
 
 
 def _block_sparsity_compute(zero: Tensor, total: Tensor) -> Tensor:
-    return share(zero, total)
+    return fraction(zero, total)
 
 
 def _each_block(blocks: object) -> Iterator[SparseBlock]:
@@ -58,6 +58,6 @@ def _each_block(blocks: object) -> Iterator[SparseBlock]:
             yield from _each_block(one)
     else:
         raise LayoutError(
-            f"the sparsity of a {type(blocks).__name__}: give a scope, a block, or several of them; of a mapping its "
-            "values()"
+            f"cannot compute the sparsity of a {type(blocks).__name__}: pass a scope, a block, or several of them; for "
+            "a mapping, pass its values()"
         )

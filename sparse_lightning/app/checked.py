@@ -1,0 +1,95 @@
+"""CheckedRuns: all runs that a command line requests, each composed once and checked once, without importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparse_lightning.app.check import check
+from sparse_lightning.app.compose import Composed, compose, expanded, search_path
+from sparse_lightning.app.folders import fresh, last_run
+from sparse_lightning.app.hydra_settings import check_hydra
+from sparse_lightning.app.paths import check_read
+from sparse_lightning.app.typed import Typed, check_typed
+from sparse_lightning.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class CheckedRuns:
+    """The runs of a command line, composed and checked.
+
+    Args:
+        main: the configuration whose Hydra settings name the folder, the launcher and the sweeper.
+        runs: one configuration for each run.
+        is_sweep: whether Hydra is to run them as a sweep.
+        typed: the overrides of the command line.
+    """
+
+    main: Composed
+    runs: tuple[Composed, ...]
+    is_sweep: bool
+    typed: Typed
+
+    @property
+    def trusted(self) -> tuple[str, ...]:
+        """The prefixes of dotted names that the user trusts."""
+        return self.typed.trusted
+
+    def choose_folder(self) -> Path:
+        """Return the folder of all files: a new one, or with `ckpt_path=last` that of the newest run."""
+        folder = self.main.folder("sweep.dir" if self.is_sweep else "run.dir")
+        if self.main.config.ckpt_path != "last":
+            return fresh(folder)
+        if self.is_sweep:
+            raise ConfigError("ckpt_path: a sweep cannot be resumed: remove ckpt_path or -m")
+        last = last_run(folder.parent)
+        if (last / "results.json").is_file() and not any(
+            line.startswith("trainer.max_") for line in self.typed.overrides
+        ):
+            raise ConfigError(f"ckpt_path: the newest run, {last}, has ended: raise trainer.max_epochs to train longer")
+        return last
+
+    def folder_of(self, number: int, folder: Path) -> Path:
+        """Return the folder of a run, absolute as Hydra names it, inside of the folder of all runs."""
+        inside = self.runs[number].folder("sweep.subdir") if self.is_sweep else Path()
+        return (folder / inside).absolute()
+
+
+def check_runs(typed: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> CheckedRuns:
+    """Compose and check every run that overrides request.
+
+    Args:
+        typed: the overrides of the command line.
+        config_dir: a folder with your own options and recipes.
+        multirun: whether several values are a sweep.
+    """
+    user, given = Typed(tuple(typed)), [*typed, *search_path(config_dir)]
+    trusted, lines = user.trusted, expanded(typed)
+    main = compose(lines[0], config_dir)
+    check_hydra(main.hydra, given, trusted)
+    is_sweep = multirun or main.is_sweep
+    if len(lines) > 1 and not is_sweep:
+        raise ConfigError(f"{' '.join(typed)}: several values request a sweep: add -m, or write a list in brackets")
+    swept = _params(main) if is_sweep else []
+    if swept:
+        lines = expanded([*swept, *typed])
+    # Without values that the recipe itself sweeps over, the first run is the configuration that is composed already.
+    runs = [main if i == 0 and not swept else compose(line, config_dir, i) for i, line in enumerate(lines)]
+    for run in runs:
+        if run is not main:
+            check_hydra(run.hydra, given, trusted)
+        _check_run(run, user)
+    return CheckedRuns(main, tuple(runs), is_sweep, user)
+
+
+def _params(main: Composed) -> list[str]:
+    return [f"{key}={value}" for key, value in (main.hydra.sweeper.get("params") or {}).items()]
+
+
+def _check_run(run: Composed, typed: Typed) -> None:
+    # The folder is chosen later, below the current one unless the user names another: this one stands for it.
+    config = run.plain(Path("outputs", "run"))
+    check_typed(config, run.raw, typed)
+    check(config, typed.trusted)
+    check_read(config, typed)

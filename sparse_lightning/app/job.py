@@ -1,0 +1,99 @@
+"""Job: what Hydra calls for each run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from sparse_lightning.app.check import check
+from sparse_lightning.app.compose import Composed
+from sparse_lightning.app.folders import has_shards
+from sparse_lightning.app.paths import check_read
+from sparse_lightning.app.quiet import be_quiet
+from sparse_lightning.app.rank_zero import await_rank_zero, is_rank_zero
+from sparse_lightning.app.typed import Typed, check_typed
+from sparse_lightning.errors import SparseLightningError
+
+if TYPE_CHECKING:
+    from sparse_lightning.app.run import PreparedRun
+
+BAD_CONFIG, INTERRUPTED = 2, 130
+"""Exit codes."""
+
+
+class Job:
+    """Train the run of a composed configuration, print its table, and return its metric.
+
+    Args:
+        typed: the overrides of the command line.
+        take: returns the run that was prepared for a configuration. Without one the run is checked and prepared
+            here: so it is where a launcher has sent the job to another process, or a sweeper has chosen the values.
+    """
+
+    def __init__(self, typed: Typed, take: Callable[[Composed], PreparedRun | None] = lambda composed: None) -> None:
+        self._typed, self._take = typed, take
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Job, (self._typed,)
+
+    def __call__(self, config: DictConfig) -> float | None:
+        """Run the configuration; Hydra has set up its own settings and the folder."""
+        # Torch is imported when a job runs, not to start the command line.
+        from sparse_lightning.callbacks.interruption import Interrupted
+
+        be_quiet()
+        composed = Composed(config, HydraConfig.get())  # type: ignore[arg-type]
+        try:
+            result = self._prepared(composed).train()
+        except SparseLightningError as error:
+            raise SystemExit(print_error(error)) from error
+        except Interrupted:
+            raise SystemExit(_stopped(composed)) from None
+        if is_rank_zero():
+            print(f"\n{result.table}\n\nAll files are in {os.path.relpath(result.folder)}")
+        return result.metric
+
+    def _prepared(self, composed: Composed) -> PreparedRun:
+        # As above: it imports torch.
+        from sparse_lightning.app.run import PreparedRun
+
+        folder, found = composed.hydra.runtime.output_dir, self._take(composed)
+        if found is None:
+            config = composed.plain(folder)
+            check_typed(config, composed.raw, self._typed)
+            check(config, self._typed.trusted)
+            check_read(config, self._typed)
+            return PreparedRun(config, self._typed.trusted)
+        return found if found.config["folder"] == folder else found.moved_to(composed.plain(folder))
+
+
+def _stopped(composed: Composed) -> int:
+    """Print how to resume, on rank 0; return the exit code."""
+    if not is_rank_zero():
+        return 0
+    typed = [line for line in composed.overrides if not line.startswith(("ckpt_path=", "trust_checkpoint="))]
+    word = ["trust_checkpoint=true"] if has_shards(Path(composed.hydra.runtime.output_dir)) else []
+    again = shlex.join([*typed, "ckpt_path=last", *word])
+    print(f"\nStopped. To resume: sparse-lightning {again}", file=sys.stderr)
+    return INTERRUPTED
+
+
+def print_error(error: SparseLightningError) -> int:
+    """Print what is wrong, in one message, on rank 0; return the exit code.
+
+    `HYDRA_FULL_ERROR=1` shows the traceback.
+    """
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        raise error
+    if is_rank_zero():
+        print(f"sparse-lightning: {error}", file=sys.stderr)
+    else:
+        await_rank_zero()
+    return BAD_CONFIG

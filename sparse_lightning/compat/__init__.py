@@ -1,0 +1,1 @@
+"""Private names of other libraries, one module for each library."""

@@ -1,0 +1,27 @@
+"""Private names of Lightning, and public ones of private classes."""
+
+from __future__ import annotations
+
+from subprocess import Popen
+
+import lightning as L
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+
+def set_mesh_sizes(strategy: ModelParallelStrategy, data_parallel: int, tensor_parallel: int) -> None:
+    """Set the sizes of the device mesh, before the processes are set up.
+
+    The constructor takes them too, but before the number of processes is known.
+    """
+    strategy._data_parallel_size, strategy._tensor_parallel_size = data_parallel, tensor_parallel
+
+
+def started_processes(trainer: L.Trainer) -> list[Popen[bytes]]:
+    """Return Lightning's own list of the processes that it has started for a trainer."""
+    started: list[Popen[bytes]] = getattr(trainer.strategy.launcher, "procs", [])
+    return started
+
+
+def state_key(callback: L.Callback, **data: object) -> str:
+    """Return the key of a callback's state in checkpoints: its class and data that tells instances apart."""
+    return callback._generate_state_key(**data)

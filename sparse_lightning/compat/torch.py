@@ -1,0 +1,102 @@
+"""Private names of torch. Each has a test in `tests/test_compat_torch.py` that fails by name if torch changes it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def has_dispatch_mode() -> bool:
+    """Whether a `TorchDispatchMode` is active, such as one that counts operations: it can't see into compiled code.
+
+    Private: `torch.utils._python_dispatch._get_current_dispatch_mode`.
+    """
+    return torch.utils._python_dispatch._get_current_dispatch_mode() is not None
+
+
+def recompile_limit(variants: int) -> AbstractContextManager[None]:
+    """Allow a compiled function that many variants.
+
+    Private: `torch._dynamo.config`; it is imported here because `torch._dynamo` takes seconds to load.
+    """
+    import torch._dynamo
+
+    context: AbstractContextManager[None] = torch._dynamo.config.patch(recompile_limit=variants)
+    return context
+
+
+def recompile_limit_error() -> type[Exception]:
+    """Return the error that a function compiled with `fullgraph=True` raises beyond the limit of variants.
+
+    Private: `torch._dynamo.exc.FailOnRecompileLimitHit`; imported here because `torch._dynamo` takes seconds to load.
+    """
+    import torch._dynamo
+
+    return torch._dynamo.exc.FailOnRecompileLimitHit
+
+
+def local_shape_and_offset(
+    shape: Sequence[int], mesh: Any, placements: Sequence[Any]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of the shard of a DTensor on this process, and its offset in the whole tensor.
+
+    Private: `torch.distributed.tensor._utils.compute_local_shape_and_global_offset`; imported here because
+    `torch.distributed.tensor` is slow to load and only needed for DTensors.
+    """
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sizes, offset = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
+    return tuple(sizes), tuple(offset)
+
+
+def without_step_hooks(optimizer: Optimizer) -> Optimizer:
+    """Remove the step hooks from a shallow copy of an optimizer, and leave those of the original; return the copy.
+
+    Private: `Optimizer._optimizer_step_pre_hooks` and `Optimizer._optimizer_step_post_hooks`.
+    """
+    vars(optimizer).update(_optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
+    return optimizer
+
+
+def is_hooks(name: str) -> bool:
+    """Whether an attribute of an optimizer holds its hooks.
+
+    Private: `Optimizer._optimizer_step_pre_hooks` and others that begin alike.
+    """
+    return name.startswith("_optimizer_")
+
+
+def is_fsdp1_flattened(parameter: Tensor) -> bool:
+    """Whether a parameter is a flat parameter of FSDP1, or a view into one.
+
+    Private: the class name `FlatParameter` and the attribute `_fsdp_flattened`.
+    """
+    return type(parameter).__name__ == "FlatParameter" or bool(getattr(parameter, "_fsdp_flattened", False))
+
+
+def local_tensors(params: Sequence[Any]) -> list[Tensor]:
+    """Return the live local parts of DTensors.
+
+    Private: `DTensor._local_tensor`. The public `to_local` takes a hundred times as long, and this is called at every
+    step.
+    """
+    return [param._local_tensor for param in params]
+
+
+def multiply_all_(tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
+    """Multiply each tensor in place by its factor, in one call.
+
+    Private: `torch._foreach_mul_`.
+    """
+    torch._foreach_mul_(list(tensors), list(factors))
+
+
+def version(tensor: Tensor) -> int:
+    """Return a number that each change of a tensor in place increases; 0 for tensors of inference mode."""
+    return 0 if tensor.is_inference() else int(tensor._version)

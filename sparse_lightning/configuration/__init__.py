@@ -1,1 +1,0 @@
-"""Configurations: compose them, refuse what is not to be trusted or cannot be right, and make objects of them."""

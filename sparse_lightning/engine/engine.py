@@ -1,0 +1,417 @@
+"""Engine: a configuration that runs on one model.
+
+Data flow of an optimizer step:
+
+1. `update`, when gradients are computed and not yet clipped. Where the schedule has an update: score the blocks,
+   split the budget over the scopes, choose the blocks to prune, agree on the masks of rank 0, apply them to weights
+   and optimizer state, record what changed. At other steps, a criterion with state observes the gradients.
+2. `mask_gradients`, where something reads the gradients of several weights together, as clipping does.
+3. The optimizer makes its step.
+4. A hook of the optimizer zeroes the pruned blocks of the weights, before anything else can read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from sparse_lightning.blocks.shards import has_others
+from sparse_lightning.blocks.spec import BlockSpec
+from sparse_lightning.budgets import ScoredScope
+from sparse_lightning.engine import masks as packed
+from sparse_lightning.engine.configuration import NEVER, Configuration, Update
+from sparse_lightning.engine.defaults import resolved
+from sparse_lightning.engine.hold import Hold
+from sparse_lightning.engine.masked_scope import MaskedScope
+from sparse_lightning.engine.masked_stack import MaskBuffer, MaskedStack, masked_stacks
+from sparse_lightning.engine.nm_groups import declares, masked_scope
+from sparse_lightning.engine.optimizer_reset import is_rehearsal, reset_blocks, restart_blocks
+from sparse_lightning.engine.other_steps import OtherSteps, check_held
+from sparse_lightning.engine.ranks import agree
+from sparse_lightning.engine.regrowth import check_can_grow, restart_at_random, with_random_ties
+from sparse_lightning.engine.scoring import Scores, Scoring
+from sparse_lightning.engine.shortfall import shortfall
+from sparse_lightning.errors import PatternError
+from sparse_lightning.methods import Method, UpdateContext
+from sparse_lightning.patterns import resolve
+from sparse_lightning.patterns.names import Names, nearest
+
+Grown = tuple[BlockSpec, Tensor, Tensor | None]
+"""A spec, the grid of its blocks that have grown, and the values that they start at; None for zero."""
+
+
+class Engine:
+    """The masks of a model: updated, held after each step of its optimizers, saved and loaded.
+
+    Args:
+        configuration: what to do.
+        model: where the patterns look for parameters.
+        optimizers: all that change its parameters.
+        total_steps: the length of the run, for schedules in fractions of it.
+    """
+
+    def __init__(
+        self, configuration: Configuration, model: nn.Module, optimizers: Sequence[Optimizer], total_steps: int | None
+    ) -> None:
+        self.schedule, self._total_steps = configuration.schedule.resolve(total_steps), total_steps
+        self.step, self.last_update = 0, NEVER
+        self._observed = NEVER.step
+        self._is_owed = self._joined_late = False
+        self._acts_after_steps = type(configuration.method).after_step is not Method.after_step
+        self._optimizers = [innermost(optimizer) for optimizer in optimizers]
+        found = resolve(configuration.patterns, model)
+        self.configuration = resolved(configuration, self.schedule, found, model)
+        self.scopes = [masked_scope(each, self.configuration.criterion, configuration.method) for each in found]
+        self._names = {id(param): name for name, param in reversed(Names(model).parameters.items())}
+        check_held(self._optimizers, self.scopes)
+        check_can_grow(configuration.method, self.scopes)
+        configuration.budget.check_overrides([scope.name for scope in self.scopes])
+        device = self.scopes[0].device
+        self._buffer = MaskBuffer(masked_stacks(self.scopes, _decides_apart(configuration.method)), device)
+        self._everything = Hold(self.scopes, self._buffer.layout)
+        self._members: dict[int, tuple[list[Tensor], list[MaskedScope], Hold]] = {}
+        self._prepared: set[int] = set()
+        self._grown: list[Grown] = []
+        self.scoring = Scoring(self.configuration, self.scopes, model, self._optimizers)
+        self._others = OtherSteps(self.scopes)
+        self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
+        self._handles += [optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers]
+
+    def close(self) -> None:
+        """Remove the hooks from the model and its optimizers."""
+        for handle in self._handles:
+            handle.remove()
+        self.scoring.close()
+        self._others.at_end()
+
+    def _parameters(self) -> list[Tensor]:
+        return [param for scope in self.scopes for param in scope.parameters()]
+
+    def masks(self) -> dict[str, Tensor]:
+        """Return the mask of each grid of blocks, by name."""
+        return {name: mask for scope in self.scopes for name, mask in scope.masks.items()}
+
+    @property
+    def stacks(self) -> list[MaskedStack]:
+        """All scopes, those that a method decides on together in one stack."""
+        return self._buffer.stacks
+
+    @property
+    def target(self) -> float:
+        """The target sparsity at this step."""
+        return self.schedule(self.step)
+
+    @property
+    def final_target(self) -> float:
+        """The target sparsity at the end of the schedule."""
+        return self.schedule(self.schedule.span[1])
+
+    def final_sparsities(self) -> dict[str, str]:
+        """Return the final sparsity of each scope as text; "shared" where scores split one target over several."""
+        budget, final = self.configuration.budget, self.schedule.final
+        scored = [scope.unscored() for scope in self.scopes]
+        texts = {s.name: f"{final:.4g} shared" for s in scored if budget.own(s) is None}
+        apart = [s for s in scored if budget.own(s) is not None or not budget.compares]
+        for s, keep in zip(apart, budget.split(apart, final, final) if apart else [], strict=True):
+            texts[s.name] = f"{1 - float(keep.double().mean()) / s.scope.numblk_per_scope():.4g}"
+        return texts
+
+    def update(self, optimizer: Optimizer | None) -> None:
+        """Update the masks where the schedule has an update; None means all optimizers."""
+        if self._leader() in self._chosen(optimizer):
+            self._look_for_others()
+        self._update(optimizer)
+
+    def _update(self, optimizer: Optimizer | None) -> None:
+        chosen = self._chosen(optimizer)
+        if self._leader() in chosen:
+            if self._is_due():
+                self.update_now()
+            elif self._is_observed():
+                self._observed = self.step
+                self.scoring.observe(self.step, self.target)
+        self._prepared.update(id(o) for o in chosen)
+
+    def mask_gradients(self, optimizer: Optimizer | None) -> None:
+        """Zero the pruned blocks of the gradients that an optimizer, or all of them, will read."""
+        for o in self._chosen(optimizer) if self._buffer.is_pruned else []:
+            hold = self._members_of(o)[1]
+            hold.fill_in(_dense_gradients(hold.parameters()), self._buffer.flat)
+
+    def _chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
+        return self._optimizers if optimizer is None else [innermost(optimizer)]
+
+    def hold(self) -> None:
+        """Zero all pruned blocks in the weights."""
+        if self._buffer.is_pruned:
+            self._everything.fill(self._buffer.flat)
+
+    def mask_copy(self, module: nn.Module) -> None:
+        """Zero all pruned blocks in a copy of the model."""
+        copied = Names(module.module if isinstance(module, AveragedModel) else module).parameters
+        for name in [self._names[id(param)] for param in self._parameters()]:
+            if name not in copied:
+                raise PatternError(
+                    f"{type(module).__name__} is not a copy of the model: it has no {name}{nearest(name, copied)}"
+                )
+        weights = {id(param): copied[self._names[id(param)]] for param in self._everything.parameters()}
+        self._everything.fill_in(weights, self._buffer.flat)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # The first step of grown blocks starts at what they are now, in a run that is resumed too.
+        self._grown = [(spec, grid, spec.param.detach().clone()) for spec, grid, _ in self._grown]
+        if optimizer is self._leader() and id(optimizer) not in self._prepared:
+            self._look_for_others()
+
+    def _look_for_others(self) -> None:
+        self._others.before_step()
+        if self._is_due() and self._buffer.is_pruned:
+            self._others.before_update()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if id(optimizer) not in self._prepared and is_rehearsal(optimizer):
+            return
+        # Blocks that grow in a late update make their first step with the next one.
+        grown, self._grown = self._grown, []
+        if id(optimizer) not in self._prepared:
+            self._update(optimizer)
+        self._prepared.discard(id(optimizer))
+        self._grown += [each for each in grown if not restart_blocks(optimizer, *each)]
+        scopes, hold = self._members_of(optimizer)
+        for scope in scopes if self._acts_after_steps else []:
+            self.configuration.method.after_step(scope.scope, scope.memory)
+        if self._buffer.is_pruned:
+            hold.fill(self._buffer.flat)
+        if optimizer is self._leader():
+            self.step += 1
+            self._others.reset()
+
+    def _leader(self) -> Optimizer | None:
+        """Return the optimizer whose steps count: the last that changes an attached parameter."""
+        last = self._optimizers[-1] if self._optimizers else None
+        return next((o for o in reversed(self._optimizers) if self._members_of(o)[0]), last)
+
+    def _members_of(self, optimizer: Optimizer) -> tuple[list[MaskedScope], Hold]:
+        """Return the scopes on parameters of an optimizer; looked up again when it gets other parameters."""
+        listed = [param for group in optimizer.param_groups for param in group["params"]]
+        known = self._members.get(id(optimizer))
+        if known is None or len(known[0]) != len(listed) or not all(map(is_, known[0], listed)):
+            params = set(map(id, listed))
+            mine = [scope for scope in self.scopes if any(id(p) in params for p in scope.parameters())]
+            hold = self._everything if len(mine) == len(self.scopes) else Hold(mine, self._buffer.layout)
+            known = self._members[id(optimizer)] = (listed, mine, hold)
+        return known[1:]
+
+    def _is_due(self) -> bool:
+        if self.last_update.step == self.step:
+            return False  # the step after this update was skipped, as a GradScaler does: it is not repeated
+        return self._is_owed or self.schedule.is_update(self.step, self.configuration.update_every)
+
+    def _is_observed(self) -> bool:
+        """Whether the criterion observes this step: until the last update, and not twice where a step is repeated."""
+        every = self.scoring.observe_every
+        is_new = self.step not in (self.last_update.step, self._observed)
+        return every is not None and is_new and self.step < self.schedule.span[1] and self.step % every == 0
+
+    def update_now(self) -> None:
+        """Make one update at this step; it is postponed to the next step where scores cannot be computed."""
+        scores = self._score()
+        if scores is not None:
+            contexts = self._split_budget(scores)
+            chosen = self._choose(contexts, scores)
+            masks = agree(chosen)
+            changed = self._apply(contexts, masks)
+            self._record(changed)
+
+    def finish(self) -> str | None:
+        """Make the last update of the schedule if it is due now; return by how much the final target is missed."""
+        if self.step >= self.schedule.span[1] and self._is_due():
+            self.update_now()
+        return shortfall(self.schedule, self.last_update.target, self.step, self._total_steps, self._is_owed)
+
+    def _score(self) -> Scores | None:
+        """Score all blocks; None where that is not possible now, and an update is owed."""
+        scores = self.scoring.score(self.step, self.target, self.masks())
+        self._is_owed = scores is None
+        return self.scoring.first_mask(scores) if scores is not None and self._is_first() else scores
+
+    def _is_first(self) -> bool:
+        """Whether this update makes the first mask, of weights that are not trained yet, at the final sparsity."""
+        is_dense = self.last_update == NEVER and not self._buffer.is_pruned
+        return is_dense and not self._joined_late and self.schedule(self.schedule.span[0]) == self.schedule.final
+
+    def _split_budget(self, scores: Scores) -> list[UpdateContext]:
+        """Return for each stack what the method decides on: its scores, and how many blocks its scopes keep."""
+        budget, exponent = self.configuration.budget, scores.size_exponent
+        masks = self._buffer.gathered(self._buffer.flat)
+        growth = with_random_ties(scores.growth, self.scopes, self.configuration.seed, self.step)
+        pairs = zip(self.stacks, masks, strict=True)
+        ranked = [stack.ranked(scores.criterion, exponent, budget, mask) for stack, mask in pairs]
+        scored = self._scored(ranked, exponent)
+        keeps = [self._split(scored, target) for target in self._targets_ahead()]
+        begin, end = self.schedule.span
+        return [
+            UpdateContext(
+                scope=stack.scope,
+                scores=stack.stacked([scored[scope.name].scores for scope in stack.scopes]) if own is None else own,
+                mask=mask,
+                keeps=[stack.stacked([kept[scope.name] for scope in stack.scopes]) for kept in keeps],
+                growth=stack.growth(growth),
+                memory=stack.memory,
+                target=self.target,
+                progress=min(1.0, max(0, self.step - begin) / max(1, end - begin)),
+                every=self.configuration.update_every,
+            )
+            for stack, mask, own in zip(self.stacks, masks, ranked, strict=True)
+        ]
+
+    def _scored(self, ranked: Sequence[Tensor | None], exponent: float) -> dict[str, ScoredScope]:
+        """Return the scopes as the budget compares them, in the order in which patterns found them."""
+        own: dict[str, Tensor] = {}
+        for stack, scores in zip(self.stacks, ranked, strict=True):
+            if scores is not None:
+                own |= zip([scope.name for scope in stack.scopes], stack.apart(scores), strict=True)
+        return {
+            s.name: ScoredScope(s.name, s.scope, own[s.name], s.final, exponent) if s.name in own else s.unscored()
+            for s in self.scopes
+        }
+
+    def _split(self, scored: Mapping[str, ScoredScope], target: float) -> dict[str, Tensor]:
+        """Return how many blocks each scope keeps at a target, by name."""
+        kept = self.configuration.budget.split(list(scored.values()), target, self.schedule.final)
+        return dict(zip(scored, kept, strict=True))
+
+    def _targets_ahead(self) -> Iterable[float]:
+        """Yield the target of this update, and of the following ones as far as the method looks ahead."""
+        end = max(self.step, self.schedule.span[1])
+        for i in range(self.configuration.method.ahead + 1):
+            yield self.schedule(min(end, self.step + i * self.configuration.update_every))
+
+    def _choose(self, contexts: Sequence[UpdateContext], scores: Scores) -> Tensor:
+        """Return the masks that all scopes would have, flat."""
+        method, pairs = self.configuration.method, zip(self.stacks, contexts, strict=True)
+        return self._buffer.joined([stack.choose(method, context, scores.sources) for stack, context in pairs])
+
+    def _apply(self, contexts: Sequence[UpdateContext], masks: Tensor) -> int:
+        """Set new masks in all scopes; return how many blocks changed."""
+        before, method = self._buffer.flat, self.configuration.method
+        pairs = zip(self.stacks, contexts, self._buffer.gathered(masks), strict=True)
+        memories = [stack.checked(method.remember(context, mask), method) for stack, context, mask in pairs]
+        self._buffer.replace(masks)
+        changed = before ^ masks
+        self._everything.fill(changed)  # pruned blocks become zero, and grown blocks start at zero
+        reset_blocks(self._optimizers, self._everything, changed)
+        for stack, context, memory in zip(self.stacks, contexts, memories, strict=True):
+            method.change(context, memory)
+            stack.memory = memory
+        if method.growth is not None:
+            self._grown += self._restarted(before & ~masks, ~(before | masks))
+        return int(changed.sum())
+
+    def _restarted(self, grown: Tensor, kept: Tensor) -> Iterator[Grown]:
+        """Restart coupled units where gradients can flow; yield the specs with grown blocks, and what they start at."""
+        grids, kept_grids = self._buffer.views(grown), self._buffer.views(kept)
+        for name, block in [named for scope in self.scopes for named in scope.blocks.items()]:
+            readers = block.readers()
+            for spec in block.blocks() if grids[name].any() else []:
+                grid = block.grid_of(spec, grids[name])
+                if readers and spec not in readers:
+                    here = block.grid_of(spec, kept_grids[name])
+                    yield spec, grid, restart_at_random(spec, grid, here, self.configuration.seed, self.step)
+                else:
+                    yield spec, grid, None
+
+    def _record(self, changed: int) -> None:
+        """Note the update, and start new input norms."""
+        self.scoring.reset_inputs()
+        self.last_update = Update(self.step, self.target, changed / max(1, sum(s.scope.numblk() for s in self.scopes)))
+
+    def _named_grown(self) -> dict[str, Tensor]:
+        """Return the grown blocks that wait for their first step, by the name of their block and the place in it."""
+        places = {spec: place for place, spec in self._spec_places().items()}
+        found: dict[str, Tensor] = {}
+        for spec, grid, _ in self._grown:
+            place = places[spec]
+            found[place] = found[place] | grid if place in found else grid
+        return found
+
+    def _grown_from(self, saved: Mapping[str, Any]) -> list[Grown]:
+        specs = self._spec_places()
+        grids = packed.unpack_all(saved, {place: specs[place].grid_shape for place in saved if place in specs})
+        return [(specs[place], grid.to(specs[place].param.device), None) for place, grid in grids.items()]
+
+    def _spec_places(self) -> dict[str, BlockSpec]:
+        named = [(name, block) for scope in self.scopes for name, block in scope.blocks.items()]
+        return {f"{name}:{i}": spec for name, block in named for i, spec in enumerate(block.blocks())}
+
+    def seek(self, step: int) -> None:
+        """Move to a step of the schedule; updates that are skipped become one."""
+        self._joined_late = True
+        self._is_owed = self._is_owed or self._has_update_in(range(self.step, step))
+        self.step = step
+        self._others.reset()
+
+    def _has_update_in(self, steps: Iterable[int]) -> bool:
+        return any(self.schedule.is_update(i, self.configuration.update_every) for i in steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return masks, state of the flows, and the position in the schedule: tensors and numbers only."""
+        return {
+            "criterion": type(self.configuration.criterion).__name__,
+            "step": self.step,
+            "owed": self._is_owed,
+            "observed": self._observed,
+            "grown": packed.pack_all(self._named_grown()),
+            "last_update": dict(vars(self.last_update)),
+            "masks": packed.pack_all(self.masks()),
+            "memory": {scope.name: scope.memory.cpu() for scope in self.scopes if scope.memory is not None},
+            **self.scoring.state_dict(self._names),
+        }
+
+    def close_alone(self) -> dict[str, Any]:
+        """Close, and return the state without communication: other ranks may not be able to answer."""
+        self.close()
+        if has_others():
+            self.scoring.forget_inputs()
+        return self.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned, and apply the masks."""
+        grids = {name: block.grid_shape for scope in self.scopes for name, block in scope.blocks.items()}
+        masks = packed.unpack_all(state["masks"], grids)
+        self.scoring.load_state_dict(state, self._names)
+        self._buffer.replace(self._buffer.from_names(masks))
+        for scope in self.scopes:
+            memory = state["memory"].get(scope.name)
+            scope.memory = None if memory is None else memory.to(scope.device)
+        self.step, self._is_owed = int(state["step"]), bool(state["owed"])
+        # A checkpoint of 0.1.0 has neither.
+        self._observed = int(state.get("observed", NEVER.step))
+        self._grown = self._grown_from(state.get("grown", {}))
+        self.last_update = Update(**state["last_update"])
+        # A run that is resumed with another length has another schedule, whose last update may be in the past.
+        self._is_owed = self._is_owed or self._has_update_in(range(self.last_update.step + 1, self.step))
+        self.hold()
+
+
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """Return the torch optimizer inside of the wrappers of Fabric and others."""
+    inner = getattr(optimizer, "optimizer", None)
+    return innermost(inner) if isinstance(inner, Optimizer) else optimizer
+
+
+def _decides_apart(method: Method) -> bool:
+    """Whether a method may decide on alike scopes of several parameters in one call."""
+    return declares(method, "decides_scopes_apart", "choose", "remember", "change", "kept")
+
+
+def _dense_gradients(params: Iterable[Tensor]) -> dict[int, Tensor]:
+    """Return the gradients of parameters, by the id of the parameter, those that are sparse tensors left out."""
+    grads = {id(param): param.grad for param in params}
+    return {key: grad for key, grad in grads.items() if grad is not None and grad.layout == torch.strided}

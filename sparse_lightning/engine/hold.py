@@ -1,0 +1,146 @@
+"""Hold: the blocks of all parameters of a device, zeroed where they are pruned by one call.
+
+Where blocks lie is put into a table when scopes are attached, and again where a parameter gets other strides. A call
+passes the addresses of the parameters and the masks: neither a step nor an update does more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+
+import torch
+from torch import Tensor
+
+from sparse_lightning.blocks.shards import is_sharded, local_like
+from sparse_lightning.blocks.spec import BlockSpec
+from sparse_lightning.compat.torch import local_tensors
+from sparse_lightning.engine.masked_scope import MaskedScope
+from sparse_lightning.kernels.block_fill import BlockFill
+from sparse_lightning.layout import Layout
+from sparse_lightning.layout.permutation import inverse
+
+_nbytes = attrgetter("nbytes")
+
+Placed = tuple[BlockSpec, Layout]
+"""A spec, and where the values of its grid are in the flat mask."""
+
+
+class Hold:
+    """The blocks of some scopes.
+
+    Args:
+        scopes: the scopes.
+        layout: where the grid of a block, given by name, is in the flat mask.
+    """
+
+    def __init__(self, scopes: Sequence[MaskedScope], layout: Callable[[str], Layout]) -> None:
+        named = [(layout(name), block) for scope in scopes for name, block in scope.blocks.items()]
+        self._placed: list[Placed] = [
+            (spec, grid.permute(inverse(block.order_of(spec)))) for grid, block in named for spec in block.blocks()
+        ]
+        self._parts = self._by_device()
+
+    def _by_device(self) -> list[_DeviceHold]:
+        devices: dict[tuple[torch.device, bool], list[Placed]] = {}
+        for spec, mask in self._placed:
+            devices.setdefault((spec.param.device, is_sharded(spec.param)), []).append((spec, mask))
+        return [_DeviceHold(device, placed) for (device, _), placed in devices.items()]
+
+    def fill(self, mask: Tensor) -> None:
+        """Zero the blocks of the weights where the flat mask is True, wherever the weights are now."""
+        self._follow()
+        for part in self._parts:
+            part.fill(mask)
+
+    def _follow(self) -> None:
+        """Make new tables where a parameter has another device, dtype or strides than at the last call."""
+        if any(part.has_changed() for part in self._parts):
+            self._parts = self._by_device()
+
+    def fill_in(self, tensors: Mapping[int, Tensor], mask: Tensor) -> None:
+        """Zero the blocks of another tensor for each parameter: its gradient, its optimizer state, a copy.
+
+        Args:
+            tensors: by the id of the parameter; those that are missing are passed over.
+            mask: flat.
+        """
+        self._follow()
+        for part in self._parts:
+            part.fill_in([tensors.get(id(param)) for param in part.params], mask)
+
+    def parameters(self) -> list[Tensor]:
+        """Return all parameters, each once."""
+        return [param for part in self._parts for param in part.params]
+
+
+class _DeviceHold:
+    """The blocks on one device."""
+
+    def __init__(self, device: torch.device, placed: Sequence[Placed]) -> None:
+        self._device, self._placed = device, list(placed)
+        self.params = list({id(spec.param): spec.param for spec, _ in placed}.values())
+        self._is_sharded = is_sharded(self.params[0])
+        self._place = {id(param): i for i, param in enumerate(self.params)}
+        self._masks = torch.empty(0), torch.empty(0)
+        windows = [
+            window
+            for spec, mask in self._placed
+            for window in spec.part().fill_windows(self._place[id(spec.param)], mask)
+        ]
+        tensors = self._tensors()
+        self._pointers, self._lies = list(map(Tensor.data_ptr, tensors)), _how_they_lie(tensors)
+        self._shapes = [(tensor.shape, tensor.stride(), tensor.itemsize, tensor.device) for tensor in tensors]
+        # Two tables: each caches what it was last called with, and weights are filled at every step.
+        self._weights, self._others = (BlockFill(windows, tensors) for _ in range(2))
+
+    def _tensors(self) -> list[Tensor]:
+        """Return the live local part of each parameter."""
+        return local_tensors(self.params) if self._is_sharded else self.params
+
+    def has_changed(self) -> bool:
+        """Whether the tables do not fit the parameters any more; that parameters have moved in memory is noted."""
+        tensors = self._tensors()
+        pointers = list(map(Tensor.data_ptr, tensors))
+        if _how_they_lie(tensors) != self._lies:
+            return True
+        if pointers != self._pointers:
+            if any(tensor.device != self._device for tensor in tensors):
+                return True
+            self._pointers = pointers
+        return False
+
+    def fill(self, mask: Tensor) -> None:
+        """Fill the weights."""
+        self._weights.fill(self._tensors(), self._pointers, self._here(mask))
+
+    def fill_in(self, tensors: Sequence[Tensor | None], mask: Tensor) -> None:
+        """Fill tensors with the strides of their parameter by one call, and others one by one."""
+        local = list(tensors)
+        if self._is_sharded:
+            pairs = zip(self.params, tensors, strict=True)
+            local = [None if tensor is None else local_like(tensor, param) for param, tensor in pairs]
+        like = zip(local, self._shapes, strict=True)
+        alike = [
+            t if t is not None and (t.shape, t.stride(), t.itemsize, t.device) == place else None for t, place in like
+        ]
+        mask = self._here(mask)
+        self._others.fill_some(alike, mask)
+        for spec, layout in self._placed:
+            i = self._place[id(spec.param)]
+            tensor = tensors[i]
+            if tensor is not None and alike[i] is None:
+                spec.apply_mask(layout.on(mask), values=tensor)
+
+    def _here(self, mask: Tensor) -> Tensor:
+        """Return the mask on this device; copied once while it stays the same."""
+        if mask.device == self._device:
+            return mask
+        if self._masks[0] is not mask:
+            self._masks = mask, mask.to(self._device)
+        return self._masks[1]
+
+
+def _how_they_lie(tensors: Sequence[Tensor]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return what a table depends on: strides, and bytes, which change with the shape and with the dtype."""
+    return list(map(Tensor.stride, tensors)), list(map(_nbytes, tensors))

@@ -1,0 +1,80 @@
+"""MaskedScope: a scope at run time. Its blocks by name, their masks, and the memory of the method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from sparse_lightning.blocks.sparse_block import SparseBlock
+from sparse_lightning.budgets import Budget, ScoredScope
+from sparse_lightning.flow import Sources
+from sparse_lightning.methods import Method, UpdateContext
+from sparse_lightning.patterns import Attachment
+
+
+class MaskedScope:
+    """A scope that a pattern has attached, with its masks.
+
+    Args:
+        attachment: what the pattern returned.
+
+    Attributes:
+        name: unique in the model.
+        pattern: the label of the pattern, for logs.
+        scope: the blocks that compete.
+        final: the final sparsity that the pattern fixes; None where the budget decides.
+        blocks: the blocks by name.
+        masks: for each block, by the same name, a boolean grid; True = pruned. Views of the masks of the engine.
+        memory: what the method remembers from one update to the next.
+    """
+
+    is_scored = True
+    """Whether scores of its blocks are computed before the method chooses."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.name, self.pattern = attachment.name, attachment.pattern
+        self.scope, self.final = attachment.scope, attachment.final
+        self.blocks: dict[str, SparseBlock] = self.scope.named_blocks(self.name)
+        self._parameters = self.scope.unique_params()
+        self.device = self._parameters[0].device
+        self.masks: dict[str, Tensor] = {}
+        self.memory: Tensor | None = None
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters that the blocks belong to, each once."""
+        return self._parameters
+
+    def ranked(self, scores: Mapping[str, Tensor], size_exponent: float, budget: Budget) -> Tensor:
+        """Return the scores as the budget compares them, gathered by scope.
+
+        Args:
+            scores: gathered by scope, by name of the scope.
+            size_exponent: of the criterion.
+            budget: ranks the scores.
+        """
+        return budget.rank(ScoredScope(self.name, self.scope, scores[self.name], self.final, size_exponent))
+
+    def unscored(self) -> ScoredScope:
+        """Return the scope for a budget that needs no scores; they are all zero and take no memory."""
+        shape = (*self.scope.grid_shape, self.scope.numblk_per_scope())
+        return ScoredScope(self.name, self.scope, torch.zeros((), device=self.device).expand(shape), self.final)
+
+    def is_finite(self, sources: Sources) -> bool:
+        """Whether scores that are computed only when blocks are chosen would all be finite."""
+        return True
+
+    def choose(self, method: Method, context: UpdateContext, sources: Sources) -> Tensor:
+        """Return the new mask, gathered by scope."""
+        return method.choose(context)
+
+    def named(self, gathered: Tensor) -> dict[str, Tensor]:
+        """Return values that are gathered by scope as the grid of each block, by name."""
+        grids = self.scope.scatter(gathered)
+        return {name: grids[block] for name, block in self.blocks.items()}
+
+    def not_zero(self, masks: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of those masks that prune a block whose weights are not zero."""
+        fitting = {n: b for n, b in self.blocks.items() if n in masks and masks[n].shape == b.grid_shape}
+        return [n for n, b in fitting.items() if (masks[n].to(self.device) & (b.norms() != 0)).any()]

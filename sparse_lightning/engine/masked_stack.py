@@ -1,0 +1,180 @@
+"""MaskedStack: scopes of parameters that lie alike, decided together; MaskBuffer: the masks of all of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from sparse_lightning.blocks.scope import SparseScope
+from sparse_lightning.blocks.scope_stack import ScopeStack, stacks
+from sparse_lightning.budgets import Budget
+from sparse_lightning.engine.masked_scope import MaskedScope
+from sparse_lightning.errors import SparsityError
+from sparse_lightning.flow import Sources
+from sparse_lightning.layout import Layout
+from sparse_lightning.methods import Method, UpdateContext
+
+
+class MaskedStack:
+    """Scopes on which a method decides in one call: one scope, or several that lie alike.
+
+    Values of a stack of several have a first dimension that counts the scopes; those of a single scope do not, so that
+    methods see it as it is.
+
+    Args:
+        scopes: one, or several that lie alike.
+    """
+
+    def __init__(self, scopes: Sequence[MaskedScope]) -> None:
+        self.scopes = list(scopes)
+        self._stack = ScopeStack([scope.scope for scope in scopes])
+        self._grids = [(len(scopes), *block.grid_shape) for block in scopes[0].blocks.values()]
+        self.sizes = [torch.Size(grid).numel() for grid in self._grids]
+
+    @property
+    def scope(self) -> SparseScope:
+        """The blocks that compete: a scope, or all scopes of the stack as a grid."""
+        return self._stack if self._is_several else self.scopes[0].scope
+
+    @property
+    def _is_several(self) -> bool:
+        return len(self.scopes) > 1
+
+    def names(self) -> list[str]:
+        """Return the names of all blocks in the order of their masks."""
+        columns = zip(*(scope.blocks for scope in self.scopes), strict=True)
+        return [name for column in columns for name in column]
+
+    def gathered(self, flat: Tensor) -> Tensor:
+        """Return flat masks gathered by scope."""
+        pieces = torch.split(flat, self.sizes)
+        grids = [piece.view(grid) for piece, grid in zip(pieces, self._grids, strict=True)]
+        return self._own(self._stack.gather_stacked(grids))
+
+    def flat(self, gathered: Tensor) -> Tensor:
+        """Return values gathered by scope as flat ones."""
+        wide = gathered if self._is_several else gathered.unsqueeze(0)
+        grids = [grid.reshape(-1) for grid in self._stack.scatter_stacked(wide)]
+        return grids[0] if len(grids) == 1 else torch.cat(grids)
+
+    def stacked(self, values: Sequence[Tensor]) -> Tensor:
+        """Return one tensor for each scope as one for the stack."""
+        return torch.stack(list(values)) if self._is_several else values[0]
+
+    def apart(self, value: Tensor) -> list[Tensor]:
+        """Return a tensor for the stack as one for each scope."""
+        return list(value.unbind()) if self._is_several else [value]
+
+    def _own(self, wide: Tensor) -> Tensor:
+        return wide if self._is_several else wide.squeeze(0)
+
+    def ranked(self, scores: Mapping[str, Tensor], size_exponent: float, budget: Budget, mask: Tensor) -> Tensor | None:
+        """Return the scores as the budget compares them, −inf for pruned blocks; None if there are none yet.
+
+        Args:
+            scores: gathered by scope, by name of the scope. They may be overwritten.
+            size_exponent: of the criterion.
+            budget: ranks the scores.
+            mask: gathered by scope.
+        """
+        if not self.scopes[0].is_scored:
+            return None
+        ranked = self.stacked([scope.ranked(scores, size_exponent, budget) for scope in self.scopes])
+        is_own = self._is_several or ranked is scores[self.scopes[0].name]
+        return ranked.masked_fill_(mask, -torch.inf) if is_own else ranked.masked_fill(mask, -torch.inf)
+
+    def growth(self, scores: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the scores by which blocks may grow; None for methods that grow none."""
+        return self.stacked([scores[scope.name] for scope in self.scopes]) if scores else None
+
+    def choose(self, method: Method, context: UpdateContext, sources: Sources) -> Tensor:
+        """Return the new mask, gathered by scope."""
+        return method.choose(context) if self._is_several else self.scopes[0].choose(method, context, sources)
+
+    def checked(self, memory: Tensor | None, method: Method) -> Tensor | None:
+        """Return what a method remembers; raise an error if it can't be divided among the scopes of the stack."""
+        if memory is not None and self._is_several and tuple(memory.shape[:1]) != (len(self.scopes),):
+            raise SparsityError(
+                f"{type(method).__name__}.remember returned a tensor of shape {tuple(memory.shape)} for a grid of "
+                f"scopes of shape {self.scope.grid_shape}: its first dimension must be that of the grid, or the class "
+                "must not declare decides_scopes_apart"
+            )
+        return memory
+
+    @property
+    def memory(self) -> Tensor | None:
+        """What the method remembers from the previous update."""
+        kept = [scope.memory for scope in self.scopes if scope.memory is not None]
+        return self.stacked(kept) if kept else None
+
+    @memory.setter
+    def memory(self, memory: Tensor | None) -> None:
+        for i, scope in enumerate(self.scopes):
+            scope.memory = None if memory is None else self.apart(memory)[i]
+
+
+class MaskBuffer:
+    """The masks of all stacks, one after the other in one flat tensor. An update replaces the tensor, never its values.
+
+    Args:
+        stacks: whose masks it holds.
+        device: where the masks are.
+    """
+
+    def __init__(self, stacks: Sequence[MaskedStack], device: torch.device) -> None:
+        self.stacks, self._device = list(stacks), device
+        self._sizes = [sum(stack.sizes) for stack in stacks]
+        shapes = {name: block.grid_shape for stack in stacks for s in stack.scopes for name, block in s.blocks.items()}
+        self._layouts: dict[str, Layout] = {}
+        start = 0
+        for name in [name for stack in stacks for name in stack.names()]:
+            self._layouts[name] = Layout(shapes[name], None, start)
+            start += self._layouts[name].numel
+        self._set(torch.zeros(start, dtype=torch.bool, device=device), is_pruned=False)
+
+    def replace(self, flat: Tensor) -> None:
+        """Set all masks."""
+        # Known on the host from here on, so that no step synchronises with a device to find that nothing is pruned.
+        self._set(flat, is_pruned=bool(flat.any()))
+
+    def _set(self, flat: Tensor, is_pruned: bool) -> None:
+        self.flat, self.is_pruned = flat, is_pruned
+        views = self.views(flat)
+        for stack in self.stacks:
+            for scope in stack.scopes:
+                scope.masks = {name: views[name] for name in scope.blocks}
+
+    def layout(self, name: str) -> Layout:
+        """Return where the grid of a block is in the flat tensor."""
+        return self._layouts[name]
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the grid of each block in a flat tensor, by name."""
+        parts = torch.split(flat, [layout.numel for layout in self._layouts.values()])
+        return {name: part.view(self._layouts[name].shape) for name, part in zip(self._layouts, parts, strict=True)}
+
+    def gathered(self, flat: Tensor) -> list[Tensor]:
+        """Return flat masks for each stack, gathered by scope."""
+        parts = torch.split(flat, self._sizes)
+        return [stack.gathered(part) for stack, part in zip(self.stacks, parts, strict=True)]
+
+    def joined(self, gathered: Sequence[Tensor]) -> Tensor:
+        """Return masks gathered by scope, one for each stack, as a flat tensor."""
+        return torch.cat([stack.flat(mask) for stack, mask in zip(self.stacks, gathered, strict=True)])
+
+    def from_names(self, masks: Mapping[str, Tensor]) -> Tensor:
+        """Return masks by name as a flat tensor."""
+        return torch.cat([masks[name].to(self._device).reshape(-1) for name in self._layouts])
+
+
+def masked_stacks(scopes: Sequence[MaskedScope], together: bool) -> list[MaskedStack]:
+    """Return all scopes in stacks, those that lie alike together if a method may decide on them in one call."""
+    apart = [scope for scope in scopes if not (together and scope.is_scored)]
+    # Only grids are stacked here, not weights.
+    alike = stacks([scope.scope for scope in scopes if together and scope.is_scored], together=sys.maxsize)
+    owner = {id(scope.scope): scope for scope in scopes}
+    groups = [[scope] for scope in apart] + [[owner[id(scope)] for scope in stack.scopes] for stack in alike]
+    return [MaskedStack(group) for group in groups]

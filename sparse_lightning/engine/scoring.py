@@ -1,0 +1,215 @@
+"""Scoring: the scores of one update, from the criterion and from the growth criterion of the method."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparse_lightning.blocks.shards import any_rank
+from sparse_lightning.engine.configuration import ResolvedConfiguration
+from sparse_lightning.engine.masked_scope import MaskedScope
+from sparse_lightning.engine.ranks import check_masks
+from sparse_lightning.errors import CheckpointError, FlowError, ScoreWarning
+from sparse_lightning.flow import Criterion, Proposal, Scorer, Sources
+from sparse_lightning.flow.input_norms import TrainingInputNorms
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one update.
+
+    Attributes:
+        criterion: for each scored scope, by name, gathered by scope.
+        growth: the same by the growth criterion of the method; empty without one.
+        size_exponent: of the criterion.
+        sources: the inputs that scores were computed from, for scopes that are scored when they are chosen.
+    """
+
+    criterion: dict[str, Tensor]
+    growth: dict[str, Tensor]
+    size_exponent: float
+    sources: Sources
+
+
+class Scoring:
+    """Scores the attached scopes, on all ranks or on none. It owns the inputs that scores are computed from.
+
+    Args:
+        configuration: with the criterion and the method.
+        scopes: what is scored.
+        model: whose layer inputs are observed, where scores need their norms.
+        optimizers: whose state scores may read.
+    """
+
+    def __init__(
+        self,
+        configuration: ResolvedConfiguration,
+        scopes: Sequence[MaskedScope],
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+    ) -> None:
+        self._configuration, self._scopes, self._optimizers = configuration, scopes, optimizers
+        self._device = scopes[0].device
+        growth, seed = configuration.method.growth, configuration.seed
+        self._scorer = self._scorer_of(configuration.criterion, seed)
+        self._growth = self._scorer_of(growth, seed + 1) if growth else None
+        first = configuration.method.first
+        self._first = self._scorer_of(first, seed + 2) if first else None
+        used = [*self._scorers(), *([self._first] if self._first else [])]
+        self._names = {name for scorer in used for name in scorer.program.names()}
+        self._check_gradients()
+        self.observe_every = self._rhythm()
+        self._norms = TrainingInputNorms(model, self._parameters()) if "input_norm" in self._names else None
+        try:
+            self._scorer.check(self._sources(0, 0.0))
+        except FlowError:
+            self.close()
+            raise
+
+    def _scorer_of(self, criterion: Criterion, seed: int) -> Scorer:
+        scorer = Scorer(criterion, self._device, self._configuration.lowering, seed)
+        for scope in self._scopes:
+            if scope.is_scored:
+                scorer.attach(scope.name, scope.scope)
+        return scorer
+
+    def _scorers(self) -> list[Scorer]:
+        return [scorer for scorer in (self._scorer, self._growth) if scorer]
+
+    def _parameters(self) -> list[Tensor]:
+        return [param for scope in self._scopes for param in scope.parameters()]
+
+    def _check_gradients(self) -> None:
+        frozen = [scope.name for scope in self._scopes for p in scope.parameters() if not p.requires_grad]
+        if "grad" in self._names and frozen:
+            criterion, method = type(self._configuration.criterion).__name__, type(self._configuration.method).__name__
+            raise FlowError(
+                f"{criterion} with {method} needs gradients, but {frozen[0]} is frozen: exclude it from the patterns, "
+                "or choose a criterion and a method that read only the weights"
+            )
+
+    def _rhythm(self) -> int | None:
+        """Return the optimizer steps between two observations; None to observe at updates only."""
+        if not any(scorer.criterion.states for scorer in self._scorers()):
+            return None
+        chosen = self._configuration.observe_every
+        return 1 if chosen is None and "grad" in self._names else chosen
+
+    def observe(self, step: int, target: float) -> None:
+        """Run the flows that keep state, without a decision; a step without gradients is passed over."""
+        missing = any(p.grad is None for scope in self._scopes for p in scope.parameters())
+        if not ("grad" in self._names and missing):
+            for scorer in self._scorers():
+                scorer.observe(self._sources(step, target))
+
+    def close(self) -> None:
+        """Remove the hooks from the model."""
+        if self._norms is not None:
+            self._norms.close()
+
+    def forget_inputs(self) -> None:
+        """Close, and drop the input norms that only this rank has observed."""
+        self.close()
+        self._norms = None
+
+    def reset_inputs(self) -> None:
+        """Start new input norms: those of an update cover the steps since the previous one."""
+        if self._norms is not None:
+            self._norms.reset()
+
+    def _sources(self, step: int, target: float) -> Sources:
+        norms = {} if self._norms is None else self._norms
+        return Sources(self._optimizers, norms, step=step, target=target)
+
+    def score(self, step: int, target: float, masks: Mapping[str, Tensor]) -> Scores | None:
+        """Compute the scores of an update and save the state of the flows.
+
+        Args:
+            step: the optimizer step.
+            target: the target sparsity.
+            masks: by name of their block; all ranks must hold the same.
+
+        Returns:
+            None, with a warning, where gradients are missing or scores are not finite on any rank. Nothing is saved
+            in that case.
+        """
+        without = [scope.name for scope in self._scopes for p in scope.parameters() if p.grad is None]
+        if "grad" in self._names and any_rank(bool(without), self._device):
+            _warn_postponed(without, "have no gradient", step)
+            return None
+        sources = self._sources(step, target)
+        proposals = [scorer.propose(sources) for scorer in self._scorers()]
+        broken = [name for proposal in proposals for name in self._not_finite(proposal)]
+        broken += [scope.name for scope in self._scopes if not scope.is_finite(sources)]
+        if check_masks(masks, bool(broken)):
+            _warn_postponed(broken, "have scores that are not finite", step)
+            return None
+        for scorer, proposal in zip(self._scorers(), proposals, strict=True):
+            scorer.commit(proposal)
+        by_criterion, *by_growth = [proposal.scores for proposal in proposals]
+        exponent = self._scorer.criterion.size_exponent
+        return Scores(by_criterion, by_growth[0] if by_growth else {}, exponent, sources)
+
+    def first_mask(self, scores: Scores) -> Scores:
+        """Return scores by the criterion of the first mask, where the method has one."""
+        if self._first is None:
+            return scores
+        found = self._first.propose(scores.sources).scores
+        return replace(scores, criterion=found, size_exponent=self._first.criterion.size_exponent)
+
+    def _not_finite(self, proposal: Proposal) -> list[str]:
+        """Return the names of blocks with scores that are not finite, with one device synchronisation if all are."""
+        if not proposal.scores or proposal.values.isfinite().all():
+            return []
+        scored = [scope for scope in self._scopes if scope.name in proposal.scores]
+        named = [scope.named(~proposal.scores[scope.name].isfinite()) for scope in scored]
+        return [name for grids in named for name, grid in grids.items() if grid.any()]
+
+    def state_dict(self, names: Mapping[int, str]) -> dict[str, Any]:
+        """Return the state of the flows, and the input norms since the last update.
+
+        Args:
+            names: of parameters, by their id.
+        """
+        norms = {} if self._norms is None else self._norms.total_squares()
+        return {
+            "scorer": self._scorer.state_dict(),
+            "growth": self._growth.state_dict() if self._growth else None,
+            "input_norms": {names[id(weight)]: squares.cpu() for weight, squares in norms.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], names: Mapping[int, str]) -> None:
+        """Load what `state_dict` returned."""
+        if (state["growth"] is None) != (self._growth is None):
+            method = type(self._configuration.method).__name__
+            grows = "grows" if state["growth"] is not None else "does not grow"
+            raise CheckpointError(
+                f"the checkpoint was saved with a method that {grows} blocks, unlike {method}: resume with the method "
+                "that it was saved with"
+            )
+        criterion = self._scorer.criterion
+        if set(criterion.states) - set(state["scorer"]["fields"]):
+            raise CheckpointError(
+                f"the checkpoint has no state of {type(criterion).__name__}: it was saved with another criterion, such "
+                "as Magnitude(), the default of 0.1.0. Resume with the criterion that it was saved with"
+            )
+        self._scorer.load_state_dict(state["scorer"])
+        if self._growth:
+            self._growth.load_state_dict(state["growth"])
+        if self._norms is not None:
+            by_name = {names[id(p)]: p for p in self._parameters()}
+            self._norms.load_squares({by_name[n]: s.to(by_name[n].device) for n, s in state["input_norms"].items()})
+
+
+def _warn_postponed(names: list[str], reason: str, step: int) -> None:
+    who = ", ".join(dict.fromkeys(names)) or "parameters on another rank"
+    warnings.warn(
+        f"{who} {reason} at step {step}: the masks stay as they are, and the update is repeated at the next step",
+        ScoreWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,282 @@
+"""Sparsifier: patterns, a schedule, a criterion, a budget and a method, in any training loop."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparse_lightning.blocks.scope import SparseScope
+from sparse_lightning.budgets import Budget, Uniform
+from sparse_lightning.engine.configuration import Configuration, Update, masks_in, rewound
+from sparse_lightning.engine.defaults import in_force, resumed, warn_of_rhythm
+from sparse_lightning.engine.engine import Engine
+from sparse_lightning.engine.masked_scope import MaskedScope
+from sparse_lightning.engine.ranks import is_rank_zero
+from sparse_lightning.errors import ShortRunWarning, SparseLightningError, SparsityError
+from sparse_lightning.flow import Criterion
+from sparse_lightning.kernels.block_score import check_lowering
+from sparse_lightning.methods import Gradual, Method
+from sparse_lightning.patterns import Patterns, summary
+from sparse_lightning.renamed import renamed_attribute
+from sparse_lightning.schedules import Schedule
+
+
+class Sparsifier:
+    """Trains a model to structured sparsity, in any loop that calls a torch optimizer.
+
+    Args:
+        patterns: which parameters are divided into which blocks: a list or a mapping of patterns, and of blocks and
+            scopes on parameters of the model.
+        schedule: the target sparsity at each optimizer step.
+        criterion: scores the blocks. The default is `AverageTaylor()`; `Magnitude()` if a parameter is frozen; for N:M
+            patterns alone `Wanda()`, or `Magnitude()` if a weight is not that of a linear or convolutional layer.
+        method: what happens at an update; the default is `Gradual()`.
+        budget: splits the target over the scopes; the default is `Uniform()`.
+        update_every: the optimizer steps between two updates; None makes about 30 over the schedule.
+        seed: of random scores, the same on all ranks.
+        lowering: how scores are computed; None chooses the fastest, see `Scorer`.
+        observe_every: the optimizer steps between two runs of a criterion that keeps state, such as a moving average:
+            it observes gradients at this rhythm, and masks change at updates only. None observes every step if the
+            criterion reads gradients, otherwise updates only.
+
+    Example:
+        >>> import torch
+        >>> from sparse_lightning import Blocks, Linear
+        >>> model = nn.Linear(8, 8)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> sparsifier = Sparsifier([Blocks("weight", (4, 4))], Linear(final=0.5, end=3), update_every=1)
+        >>> sparsifier.attach(model, optimizer)
+        >>> for _ in range(5):
+        ...     model(torch.randn(2, 8)).square().sum().backward()
+        ...     sparsifier.before_step()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> sparsifier.target, sparsifier.sparsity()
+        (0.5, 0.5)
+        >>> sparsifier.detach()
+    """
+
+    def __init__(
+        self,
+        patterns: Patterns,
+        schedule: Schedule,
+        criterion: Criterion | None = None,
+        method: Method | None = None,
+        budget: Budget | None = None,
+        update_every: int | None = None,
+        seed: int = 0,
+        lowering: str | None = None,
+        observe_every: int | None = None,
+    ) -> None:
+        if observe_every is not None and observe_every < 1:
+            raise SparsityError(f"observe_every={observe_every} is out of range: pass 1 or more optimizer steps")
+        if update_every is not None and update_every < 1:
+            raise SparsityError(f"update_every={update_every} is out of range: pass 1 or more optimizer steps")
+        copied = dict(patterns) if isinstance(patterns, Mapping) else list(patterns)
+        check_lowering(lowering)
+        parts = criterion, method or Gradual(), budget or Uniform()
+        self.configuration = Configuration(copied, schedule, *parts, update_every, seed, lowering, observe_every)
+        self._engine: Engine | None = None
+        self._pending: dict[str, Any] = {}
+        self._is_own = False
+
+    settings = renamed_attribute("settings", "configuration")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy gets: it is detached, with the masks and the state of this one."""
+        return {**vars(self), "_engine": None, "_pending": copy.deepcopy(self.state_dict()), "_is_own": True}
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a model is attached."""
+        return self._engine is not None
+
+    def attach(
+        self, model: nn.Module, optimizers: Optimizer | Sequence[Optimizer], total_steps: int | None = None
+    ) -> None:
+        """Start to prune a model, or resume from a loaded state or from the last `detach`.
+
+        Args:
+            model: where the patterns look for parameters.
+            optimizers: all that change its parameters.
+            total_steps: the length of the run, for schedules in fractions of it.
+        """
+        if self.is_attached:
+            raise SparseLightningError("this Sparsifier is already attached to a model: call detach() first")
+        listed = list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
+        engine = Engine(resumed(self.configuration, self._pending), model, listed, total_steps)
+        foreign = _not_zero(engine.scopes, masks_in(self._pending)) if self._is_own else []
+        if self._pending:
+            try:
+                engine.load_state_dict(self._pending)
+            except SparseLightningError:
+                engine.close()
+                raise
+        self._engine, self._pending = engine, {}
+        warn_of_rhythm(engine.configuration, total_steps)
+        if foreign:
+            warnings.warn(
+                f"{', '.join(foreign)} had pruned blocks in the previous model that were not zero in this one: they "
+                "are zeroed now. To start dense, use a new Sparsifier or SparsityCallback for this model",
+                stacklevel=2,
+            )
+
+    def detach(self) -> None:
+        """Remove the hooks and leave the model as it is. Masks and state are kept for the next `attach`.
+
+        All ranks must call it, as they must call `state_dict`: input norms are summed over ranks.
+        """
+        if self._engine is not None:
+            self._pending, self._is_own = self._engine.state_dict(), True
+            self._engine.close()
+            self._engine = None
+
+    def abandon(self) -> None:
+        """Detach on this rank only, after an error: with several ranks, input norms since the last update are lost."""
+        if self._engine is not None:
+            self._pending, self._is_own = self._engine.close_alone(), True
+            self._engine = None
+
+    def rewind(self) -> None:
+        """Restart the schedule at the next `attach`; masks and state stay."""
+        self._pending = rewound(self._pending) if self._pending else {}
+
+    def seek(self, step: int) -> None:
+        """Move to a step of the schedule, for a run that started without this Sparsifier; missed updates become one."""
+        self._attached().seek(step)
+
+    @property
+    def step(self) -> int:
+        """The number of optimizer steps made."""
+        return self._engine.step if self._engine is not None else self._pending.get("step", 0)
+
+    @property
+    def last_update(self) -> Update | None:
+        """The record of the last update, None before the first."""
+        update = self._attached().last_update
+        return None if update.step < 0 else update
+
+    @property
+    def attachments(self) -> list[MaskedScope]:
+        """What the patterns have attached: scopes with their names, blocks and masks."""
+        return [] if self._engine is None else list(self._engine.scopes)
+
+    @property
+    def scopes(self) -> dict[str, SparseScope]:
+        """The scopes in which the budget holds, by name."""
+        return {scope.name: scope.scope for scope in self._attached().scopes}
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """The mask of each grid of blocks, by name; True = pruned."""
+        return self._engine.masks() if self._engine is not None else masks_in(self._pending)
+
+    @property
+    def target(self) -> float:
+        """The target sparsity at this step."""
+        return self._attached().target
+
+    @property
+    def final_target(self) -> float:
+        """The target sparsity at the end of the schedule."""
+        return self._attached().final_target
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the last update had the target sparsity of the end of the schedule."""
+        return self._attached().last_update.target >= self.final_target - 1e-9
+
+    def sparsity(self) -> float:
+        """Return the fraction of weights in blocks that are zero, counted from the weights."""
+        return _zero_fraction(self._attached().scopes)
+
+    def sparsities(self) -> dict[str, float]:
+        """Return `sparsity` for each pattern."""
+        scopes = self._attached().scopes
+        patterns = dict.fromkeys(scope.pattern for scope in scopes)
+        return {name: _zero_fraction(scope for scope in scopes if scope.pattern == name) for name in patterns}
+
+    def summary(self) -> str:
+        """Return a table of what is attached, with the final sparsity of each scope, below what is in force."""
+        engine = self._attached()
+        table = summary(self.attachments, engine.final_sparsities())
+        return f"{in_force(engine.configuration, engine.scoring.observe_every)}\n{table}"
+
+    def before_step(self, optimizer: Optimizer | None = None) -> None:
+        """Update the masks where the schedule has an update, and mask the gradients.
+
+        Call it after `backward`, when gradients are unscaled and not yet clipped. A loop that does not call it is
+        updated right after the optimizer step, and its gradients are not masked when they are clipped.
+
+        Args:
+            optimizer: the one that is about to make a step; None means all.
+        """
+        self.update(optimizer)
+        self.mask_gradients(optimizer)
+
+    def update(self, optimizer: Optimizer | None = None) -> None:
+        """Update the masks where the schedule has an update: the first half of `before_step`."""
+        self._attached().update(optimizer)
+
+    def update_now(self) -> None:
+        """Update the masks to the target of this step, whether or not the schedule has an update."""
+        self._attached().update_now()
+
+    def finish(self) -> None:
+        """Make the last update if it is due now, at the end of a run; all ranks must call it.
+
+        A schedule that ends at the number of steps has its last update after the last step. Call `finish` after the
+        loop: it makes this update, while the last gradients are still there. A run that has missed the final target
+        sparsity gets a `ShortRunWarning`, which says by how much and why.
+        """
+        missing = self._attached().finish()
+        if missing is not None and is_rank_zero():
+            warnings.warn(missing, ShortRunWarning, stacklevel=2)
+
+    def mask_gradients(self, optimizer: Optimizer | None = None) -> None:
+        """Zero the pruned blocks of the gradients: the second half of `before_step`.
+
+        It costs a pass over the gradients. Elementwise optimizers, such as Adam and SGD, need it only where gradients
+        are clipped by their norm, or read by others.
+        """
+        self._attached().mask_gradients(optimizer)
+
+    def hold(self) -> None:
+        """Zero all pruned blocks in the weights, after they were changed without the optimizer."""
+        self._attached().hold()
+
+    def mask_copy(self, module: nn.Module) -> None:
+        """Zero all pruned blocks in a copy of the model, such as an average of its weights."""
+        self._attached().mask_copy(module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return masks, state of the flows, and the position in the schedule: tensors and numbers only."""
+        return self._pending if self._engine is None else self._engine.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned: now, or when a model is attached, whichever comes second."""
+        if self._engine is None:
+            self._pending, self._is_own = dict(state), False
+        elif state:
+            self._engine.load_state_dict(state)
+
+    def _attached(self) -> Engine:
+        if self._engine is None:
+            raise SparseLightningError("this Sparsifier is not attached to a model: call attach(model, optimizers)")
+        return self._engine
+
+
+def _not_zero(scopes: Iterable[MaskedScope], masks: Mapping[str, Tensor]) -> list[str]:
+    """Return the masks of the last model that prune non-zero blocks of this one: in the same model, there are none."""
+    return [name for scope in scopes for name in scope.not_zero(masks)]
+
+
+def _zero_fraction(scopes: Iterable[MaskedScope]) -> float:
+    blocks = [block for scope in scopes for block in scope.scope.blocks()]
+    weights = sum(block.numel() for block in blocks)
+    return sum(int(block.zeros()) for block in blocks) / weights if weights else 0.0

@@ -1,0 +1,169 @@
+"""Names: the parameters and modules of a model by plain name, and how globs match them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import translate
+from functools import lru_cache
+
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from sparse_lightning.errors import PatternError, did_you_mean
+
+_WRAPPERS = re.compile(
+    r"(?:^|(?<=\.))"
+    r"(?:_orig_mod|base_layer|base_model\.model|_checkpoint_wrapped_module|_fsdp_wrapped_module|_forward_module)"
+    r"(?:\.|$)"
+)
+_WILDCARD = re.compile(r"(\*+|\?|\[!?\]?[^\]]*\])")
+_ADAPTER = re.compile(r"(?:^|\.)lora_")
+
+
+def plain_name(name: str) -> str:
+    """Remove the prefixes that torch.compile, PEFT, activation checkpointing, FSDP and Fabric add to a name.
+
+    Example:
+        >>> plain_name("_orig_mod.layers.0.up.base_layer.weight")
+        'layers.0.up.weight'
+    """
+    shorter = _WRAPPERS.sub("", name).rstrip(".")
+    return shorter if shorter == name else plain_name(shorter)
+
+
+def matches(pattern: str, name: str) -> bool:
+    r"""Whether a glob, or a regular expression after `re:`, matches a whole name.
+
+    Example:
+        >>> matches("*.up.weight", "layers.0.up.weight"), matches(r"re:layers\.\d", "layers.10")
+        (True, False)
+    """
+    return captures(pattern, name) is not None
+
+
+def captures(pattern: str, name: str) -> tuple[str, ...] | None:
+    """Return the text that the wildcards of a glob, or the groups of a regular expression, match; None without a match.
+
+    Example:
+        >>> captures("*.layers.?.up", "encoder.layers.3.up")
+        ('encoder', '3')
+    """
+    found = _compiled(pattern).fullmatch(name)
+    return None if found is None else tuple(text or "" for text in found.groups())
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    if pattern.startswith("re:"):
+        try:
+            return re.compile(pattern.removeprefix("re:"))
+        except re.error as error:
+            raise PatternError(f"{pattern!r} is not a regular expression: {error}. Fix it, or use a glob") from error
+    pieces = _WILDCARD.split(pattern)
+    texts = (f"({_glob_part(piece)})" if i % 2 else re.escape(piece) for i, piece in enumerate(pieces))
+    return re.compile("".join(texts), re.DOTALL)
+
+
+def _glob_part(wildcard: str) -> str:
+    """Return the regular expression that fnmatch makes of one wildcard, without the anchors."""
+    return translate(wildcard).removeprefix("(?s:").rpartition(")")[0]
+
+
+class Names:
+    """The parameters and modules of a model by plain name.
+
+    A tied parameter is listed under each of its names. A wrapper and its inner module share a plain name, which then
+    refers to the inner module. Two parameters with the same plain name keep their full names.
+
+    Args:
+        model: as it is when patterns are attached: wrapped and sharded.
+
+    Example:
+        >>> names = Names(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
+        >>> list(names.parameters)
+        ['0.weight', '0.bias']
+        >>> names.find("*.weight")
+        {'0.weight': ('0',)}
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.modules: dict[str, nn.Module] = {}
+        self.owners: dict[int, str] = {}
+        self._full: dict[str, str] = {}
+        for full, module in model.named_modules(remove_duplicate=False):
+            self.modules[plain_name(full)] = module
+            self._full[plain_name(full)] = full
+        for full, parameter in model.named_parameters(remove_duplicate=False):
+            plain = plain_name(full)
+            name = plain if self.parameters.get(plain, parameter) is parameter else full
+            self.parameters[name] = parameter
+            self._full[name] = full
+        self._name_of = {id(parameter): name for name, parameter in reversed(self.parameters.items())}
+
+    def find(self, pattern: str) -> dict[str, tuple[str, ...]]:
+        """Return the names of matching parameters, each with the text that the wildcards match."""
+        found = self._find(pattern, self.parameters)
+        _check_not_lazy({name: [self.parameters[name]] for name in found})
+        return found
+
+    def find_modules(self, pattern: str) -> dict[str, tuple[str, ...]]:
+        """Return the names of matching modules, each with the text that the wildcards match."""
+        found = self._find(pattern, self.modules)
+        _check_not_lazy({name: self.modules[name].parameters(recurse=False) for name in found})
+        return found
+
+    def _find(self, pattern: str, known: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Match plain and full names; parameters that LoRA adds only if the glob contains `lora_`."""
+        found = {}
+        for name in known:
+            caught = captures(pattern, name)
+            if caught is None and self._full[name] != name:
+                caught = captures(pattern, self._full[name])
+            if caught is not None and ("lora_" in pattern or not _ADAPTER.search(name)):
+                found[name] = caught
+        return found
+
+    def name_of(self, parameter: Tensor) -> str | None:
+        """Return the first name of a parameter; None if it is not in the model."""
+        return self._name_of.get(id(parameter))
+
+    def claim(self, parameter: Tensor, owner: str) -> None:
+        """Record the pattern that claims a parameter; the first claim wins."""
+        self.owners.setdefault(id(parameter), owner)
+
+    def owner_of(self, parameter: Tensor) -> str | None:
+        """Return the pattern that claimed a parameter; None if it is unclaimed."""
+        return self.owners.get(id(parameter))
+
+
+def _check_not_lazy(found: Mapping[str, Iterable[nn.Parameter]]) -> None:
+    """Raise a PatternError if a parameter has no shape yet."""
+    for name, parameters in found.items():
+        if any(isinstance(parameter, UninitializedParameter) for parameter in parameters):
+            raise PatternError(
+                f"{name} is lazy and has no shape yet, so it cannot be divided into blocks: run one batch through the "
+                "model before training"
+            )
+
+
+def nearest(pattern: str, names: Iterable[str]) -> str:
+    """Return the end of an error message: the name that is closest to a glob, or a glob that matches such names.
+
+    Example:
+        >>> nearest("*.mpl.up", ["layers.0.mlp.up", "layers.1.mlp.up"])
+        ": did you mean '*.mlp.up'?"
+    """
+    known = list(names)
+    hint = did_you_mean(pattern, {glob: None for name in known for glob in _globs_for(name)})
+    return hint if "did you mean" in hint else did_you_mean(pattern, known)
+
+
+def _globs_for(name: str) -> list[str]:
+    """Return a name and globs that match it: numbers become stars, and so do leading or trailing parts."""
+    parts = ["*" if part.isdigit() else part for part in name.split(".")]
+    n = len(parts)
+    spans = [(i, j) for i in range(n) for j in range(n, i, -1)]
+    return [name, *("*." * (i > 0) + ".".join(parts[i:j]) + ".*" * (j < n) for i, j in spans)]

@@ -1,0 +1,139 @@
+"""Private names of other libraries that this package uses: each test fails by name when the library changes."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+from subprocess import Popen
+
+import lightning as L
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+
+import sparse_lightning
+from sparse_lightning.compat.hydra import CORE_PLUGINS, argument_parser, reading_files
+from sparse_lightning.compat.lightning import set_mesh_sizes, started_processes, state_key
+
+PACKAGE = Path(sparse_lightning.__file__).parent
+
+
+def test_hydra_internal_utils_get_args_parser_knows_the_flags_that_are_used():
+    flags = "config_path config_name config_dir experimental_rerun multirun cfg info hydra_help shell_completion"
+    options = argument_parser().parse_intermixed_args(["seed=1", "-m", "--config-dir", "x", "name=y"])
+    assert set(flags.split()) <= set(vars(options))
+    assert (options.overrides, options.multirun, options.config_dir) == (["seed=1", "name=y"], True, "x")
+
+
+def test_hydra_internal_sources_registry_lets_files_be_measured_before_they_are_read(tmp_path):
+    (tmp_path / "config.yaml").write_text("a: 1")
+    seen: list[Path] = []
+    with reading_files(seen.append), initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert hydra_compose("config").a == 1
+    assert seen == [(tmp_path / "config.yaml").resolve()], "Hydra reads files by another class than it registers"
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        hydra_compose("config")
+    assert len(seen) == 1, "files are measured only inside of the context"
+
+
+def test_hydra_internal_core_plugins_has_the_basic_launcher_and_sweeper():
+    homes = {
+        found.__name__: found.__module__ for kind in (Launcher, Sweeper) for found in Plugins.instance().discover(kind)
+    }
+    assert homes["BasicLauncher"].startswith(f"{CORE_PLUGINS}.")
+    assert homes["BasicSweeper"].startswith(f"{CORE_PLUGINS}.")
+
+
+@pytest.mark.parametrize(("name", "before", "after"), [("_data_parallel_size", 5, 3), ("_tensor_parallel_size", 7, 2)])
+def test_lightning_keeps_the_sizes_of_the_mesh_in_these_attributes(name, before, after):
+    strategy = ModelParallelStrategy(data_parallel_size=5, tensor_parallel_size=7)
+    assert vars(strategy).get(name) == before, f"ModelParallelStrategy has no {name} any more"
+    set_mesh_sizes(strategy, 3, 2)
+    assert vars(strategy)[name] == after
+
+
+def test_lightning_procs_of_the_launcher_lists_started_processes():
+    trainer = L.Trainer(strategy=DDPStrategy(), accelerator="cpu", devices=2, logger=False)
+    assert hasattr(trainer.strategy.launcher, "procs"), "Lightning's launcher has no `procs` any more"
+    process = Popen([sys.executable, "-c", ""])
+    trainer.strategy.launcher.procs.append(process)
+    assert started_processes(trainer) == [process]
+    process.wait()
+
+
+def test_lightning_generate_state_key_names_the_class_and_the_data():
+    """Checkpoints of earlier runs are found by this text."""
+    assert hasattr(L.Callback, "_generate_state_key"), "Lightning's Callback has no _generate_state_key any more"
+    assert state_key(Timer(), patterns=["a", "b"]) == "Timer{'patterns': ['a', 'b']}"
+
+
+def sources() -> dict[str, ast.Module]:
+    """The modules of the package and of its plugin, parsed, by path."""
+    files = [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "hydra_plugins").rglob("*.py")]
+    return {file.relative_to(PACKAGE.parent).as_posix(): ast.parse(file.read_text("utf-8")) for file in files}
+
+
+def is_private(name: object) -> bool:
+    """Whether a name begins with one underscore; names such as `_target_` are keys of Hydra."""
+    return isinstance(name, str) and re.fullmatch(r"_[a-zA-Z]\w*(?<!_)", name) is not None
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """The private names that a module defines: functions, classes, variables, and attributes that it assigns."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            found.add(node.attr)
+    return set(filter(is_private, found))
+
+
+def used(tree: ast.Module) -> set[str]:
+    """The private names that a module imports, reads as attributes, also by `getattr`, or passes as keywords."""
+    found: set[object] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            found |= {part for name in [getattr(node, "module", None) or "", *names] for part in name.split(".")}
+        elif isinstance(node, ast.keyword):
+            found.add(node.arg)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+            found.add(getattr(node.args[1], "value", None))
+    return set(filter(is_private, found))
+
+
+def test_private_names_of_other_libraries_are_used_in_compat_only():
+    """A private name that no module of the package defines belongs to another library."""
+    trees = sources()
+    ours = set().union(*map(defined, trees.values()))
+    foreign = {path: used(tree) - ours for path, tree in trees.items() if used(tree) - ours}
+    assert foreign == {
+        "sparse_lightning/compat/hydra.py": {"_internal"},
+        "sparse_lightning/compat/lightning.py": {
+            "_data_parallel_size",
+            "_generate_state_key",
+            "_tensor_parallel_size",
+        },
+        "sparse_lightning/compat/torch.py": {
+            "_dynamo",
+            "_fsdp_flattened",
+            "_get_current_dispatch_mode",
+            "_local_tensor",
+            "_optimizer_step_post_hooks",
+            "_optimizer_step_pre_hooks",
+            "_python_dispatch",
+            "_utils",
+        },
+    }, "a name that is new here needs a test by name, in this file or in test_compat_torch.py"

@@ -1,0 +1,100 @@
+"""Private names of torch: a test by name for each, which fails if torch changes it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparse_lightning.compat import torch as compat
+
+
+def test_get_current_dispatch_mode():
+    assert not compat.has_dispatch_mode()
+    with TorchDispatchMode():
+        assert compat.has_dispatch_mode(), "torch.utils._python_dispatch._get_current_dispatch_mode has changed"
+    assert not compat.has_dispatch_mode()
+
+
+def test_dynamo_config_and_fail_on_recompile_limit_hit():
+    names = "torch._dynamo.config.recompile_limit or torch._dynamo.exc.FailOnRecompileLimitHit has changed"
+
+    def double(x):
+        return x * 2
+
+    compiled = torch.compile(double, backend="eager", dynamic=False, fullgraph=True)
+    with compat.recompile_limit(2):
+        for n in (2, 3):
+            assert torch.equal(compiled(torch.ones(n)), torch.full((n,), 2.0))
+        with pytest.raises(compat.recompile_limit_error()):
+            pytest.fail(f"{names}: {compiled(torch.ones(4))} was compiled beyond the limit")
+    with compat.recompile_limit(3):
+        assert torch.equal(compiled(torch.ones(4)), torch.full((4,), 2.0)), names
+
+
+def test_compute_local_shape_and_global_offset():
+    from torch.distributed.tensor import Replicate, Shard
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        for placement in (Shard(0), Shard(1), Replicate()):
+            found = compat.local_shape_and_offset((4, 6), mesh, (placement,))
+            assert found == ((4, 6), (0, 0)), "compute_local_shape_and_global_offset has changed"
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_optimizer_step_pre_hooks_and_post_hooks():
+    called = []
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: called.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: called.append("post"))
+    compat.without_step_hooks(copy.copy(optimizer)).step()
+    assert not called, "Optimizer._optimizer_step_pre_hooks or _optimizer_step_post_hooks has changed"
+    optimizer.step()
+    assert called == ["pre", "post"]
+    hooks = [name for name, held in vars(optimizer).items() if isinstance(held, dict) and "hooks" in name]
+    assert hooks, "Optimizer has no attributes with hooks any more"
+    assert all(map(compat.is_hooks, hooks)), "attributes with hooks do not begin with _optimizer_ any more"
+
+
+def test_flat_parameter_and_fsdp_flattened():
+    from torch.distributed.fsdp import _flat_param
+
+    assert "_fsdp_flattened" in inspect.getsource(_flat_param), "FSDP1 no longer sets _fsdp_flattened"
+    flat = nn.Parameter(torch.ones(4)).as_subclass(_flat_param.FlatParameter)
+    view = nn.Parameter(torch.ones(2))
+    view._fsdp_flattened = True
+    assert compat.is_fsdp1_flattened(flat), "torch.distributed.fsdp._flat_param.FlatParameter has changed"
+    assert compat.is_fsdp1_flattened(view)
+    assert not compat.is_fsdp1_flattened(nn.Parameter(torch.ones(2)))
+
+
+def test_local_tensor():
+    from torch.distributed.tensor import DTensor
+
+    assert inspect.getattr_static(DTensor, "__slots__") is not None
+    assert "_local_tensor" in DTensor.__slots__, "DTensor._local_tensor has changed"
+
+
+def test_foreach_mul():
+    tensors = [torch.ones(2), torch.full((2, 2), 3, dtype=torch.int32)]
+    compat.multiply_all_(tensors, [torch.tensor([2.0, 0.0]), torch.tensor([[1], [0]], dtype=torch.int32)])
+    assert [x.tolist() for x in tensors] == [[2, 0], [[3, 3], [0, 0]]], "torch._foreach_mul_ has changed"
+
+
+def test_version():
+    weight = nn.Parameter(torch.ones(2))
+    before = compat.version(weight)
+    weight.grad = torch.ones(2)
+    torch.optim.SGD([weight], lr=0.1).step()
+    assert compat.version(weight) == before + 1, "Tensor._version has changed, or optimizers do not change it"
+    with torch.inference_mode():
+        assert compat.version(torch.ones(2)) == 0
