@@ -1,8 +1,8 @@
-"""What training with the callback costs: a stack of four transformer MLPs, AdamW, 32×32 blocks, 75 % pruned.
+"""The cost of training with the callback: a stack of four transformer MLPs, AdamW, 32×32 blocks, 75 % sparsity.
 
-A step is one of the optimizer, with what `SparsityCallback` does around it, beside the step of the same model without.
-Results are checked first. Ratios are medians of interleaved rounds in this one run; memory is the peak of a process
-of its own, beyond that of dense steps.
+An optimizer step with all that `SparsityCallback` does is compared to the dense step of the same model. Results are
+checked first. Ratios are medians over interleaved rounds of one run. Memory is the peak of a separate process, beyond
+the peak of dense steps.
 """
 
 from __future__ import annotations
@@ -13,103 +13,145 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
 
 import torch
-from interleaved import ratios
+from interleaved import DEVICE, finish, machine, peak_on_gpu, ratios
 from torch import nn
 
-from sparse_lightning import Blocks, Constant, Sparsifier
+from sparse_lightning import EMA, Blocks, Constant, Criterion, ElementwiseTaylor, Magnitude, Movement, Sparsifier
+
+LONG = 10**9
+"""Steps beyond the end of every run."""
 
 WIDTH, LAYERS, TOKENS, BLOCK, SPARSITY = 768, 4, 128, 32, 0.75
+
+
+class EngineHook:
+    """The hook that `attach` registers on an optimizer, which can be replaced for a while."""
+
+    def __init__(self, sparsifier: Sparsifier, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._register = optimizer.register_step_post_hook
+        with mock.patch.object(optimizer, "register_step_post_hook", self._record):
+            sparsifier.attach(model, optimizer)
+
+    def _record(self, hook: Callable[..., None]) -> torch.utils.hooks.RemovableHandle:
+        self.hook, self._handle = hook, self._register(hook)
+        return self._handle
+
+    @contextmanager
+    def replaced(self, *hooks: Callable[..., None]) -> Iterator[None]:
+        """Register these hooks instead, or none."""
+        self._handle.remove()
+        handles = [self._register(hook) for hook in hooks]
+        yield
+        for handle in handles:
+            handle.remove()
+        self._handle = self._register(self.hook)
 
 
 class Run:
     """A model with its optimizer, sparse or dense."""
 
-    def __init__(self, sparse: bool = True) -> None:
+    device = DEVICE
+
+    def __init__(self, sparse: bool = True, criterion: Criterion | None = None) -> None:
         torch.manual_seed(0)
         parts = [(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(LAYERS)]
-        self.model = nn.Sequential(*(nn.Sequential(*layers) for layers in parts))
+        self.model = nn.Sequential(*(nn.Sequential(*layers) for layers in parts)).to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.sparsifier: Sparsifier | None = None
-        self.x = torch.randn(TOKENS, WIDTH)
+        self.x, self.criterion = torch.randn(TOKENS, WIDTH, device=self.device), criterion or Magnitude()
         if sparse:
-            # The updates are called for below, not made by the schedule.
-            schedule = Constant(SPARSITY, end=0)
-            self.sparsifier = Sparsifier([Blocks("*.weight", (BLOCK, BLOCK))], schedule, update_every=1)
-            self.sparsifier.attach(self.model, self.optimizer)
+            self.attach()
+
+    def attach(self) -> None:
+        """Attach a Sparsifier; after step 0, its schedule has no update, so that `update` decides when there is one.
+
+        A criterion with state observes every step.
+        """
+        is_observing = bool(self.criterion.states)
+        schedule, every = (Constant(SPARSITY, end=LONG), LONG) if is_observing else (Constant(SPARSITY, end=0), 1)
+        self.sparsifier = Sparsifier([Blocks("*.weight", (BLOCK, BLOCK))], schedule, self.criterion, update_every=every)
+        self.hook = EngineHook(self.sparsifier, self.model, self.optimizer)
 
     def backward(self) -> None:
-        """Gradients."""
+        """Compute the gradients."""
         self.optimizer.zero_grad()
         self.model(self.x).square().mean().backward()
 
     def dense_step(self) -> None:
-        """A step without the engine: its hook on the optimizer is put aside."""
-        hooks = self.optimizer._optimizer_step_post_hooks
-        self.optimizer._optimizer_step_post_hooks = type(hooks)()
-        self.backward()
-        self.optimizer.step()
-        self.optimizer._optimizer_step_post_hooks = hooks
+        """Make a step without the hook of the engine on the optimizer."""
+        with self.hook.replaced():
+            self.backward()
+            self.optimizer.step()
 
     def step(self) -> None:
-        """What the callback does where gradients are not clipped."""
+        """Make a step as the callback does if gradients are not clipped."""
         self.backward()
         if self.sparsifier is not None:
             self.sparsifier.update(self.optimizer)
         self.optimizer.step()
 
     def clipped_step(self) -> None:
-        """What it does where they are; the clipping itself is left out."""
+        """Make a step as the callback does if gradients are clipped, without the clipping itself."""
         self.backward()
         if self.sparsifier is not None:
             self.sparsifier.before_step(self.optimizer)
         self.optimizer.step()
 
     def update(self) -> None:
-        """Score, select, apply, whatever the schedule says."""
+        """Make an update: score, select, apply."""
         assert self.sparsifier is not None
-        assert self.sparsifier._work is not None
-        self.sparsifier._work._update()
+        self.sparsifier.update_now()
 
     def weights(self) -> int:
-        """Bytes of the weights."""
+        """Return the bytes of the weights."""
         return sum(p.nbytes for p in self.model.parameters())
 
     def checkpoint(self) -> int:
-        """Bytes of all that is saved."""
+        """Return the bytes of a checkpoint."""
         buffer = io.BytesIO()
         extra = {} if self.sparsifier is None else self.sparsifier.state_dict()
         torch.save([self.model.state_dict(), self.optimizer.state_dict(), extra], buffer)
         return buffer.tell()
 
 
-def hook_share(run: Run, rounds: int = 60) -> float:
-    """The time in the hook of the optimizer over that of the rest of the step, each a median.
+def hook_fraction(run: Run, rounds: int = 60) -> float:
+    """Return the time in the hook of the optimizer as a fraction of the rest of the step, both medians.
 
-    It shows a percent where whole steps differ by several from one to the next.
+    It resolves one percent even if whole steps vary by several.
     """
-    hooks = run.optimizer._optimizer_step_post_hooks
-    [(key, hook)] = hooks.items()
     inside, steps = [], []
 
     def timed(*arguments: object) -> None:
+        finish()
         begin = time.perf_counter()
-        hook(*arguments)
+        run.hook.hook(*arguments)
+        finish()
         inside.append(time.perf_counter() - begin)
 
-    hooks[key] = timed
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        run.step()
-        steps.append(time.perf_counter() - begin)
-    hooks[key] = hook
+    with run.hook.replaced(timed):
+        for _ in range(rounds):
+            finish()
+            begin = time.perf_counter()
+            run.step()
+            finish()
+            steps.append(time.perf_counter() - begin)
     held = statistics.median(inside)
     return held / (statistics.median(steps) - held)
 
 
+def observing(run: Run) -> float:
+    """Return the time of a step in which a criterion with state observes the gradients, relative to the dense step."""
+    check(run)
+    return ratios({"dense": run.dense_step, "observed": run.step}, base="dense", rounds=60)["observed"]
+
+
 def check(run: Run) -> None:
-    """The blocks asked for are pruned, and stay zero after a step."""
+    """Check that the sparsity is exact, and that exactly the pruned blocks are zero after a step."""
     for _ in range(2):
         run.step()
     assert run.sparsifier is not None
@@ -122,11 +164,11 @@ def check(run: Run) -> None:
 
 
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "4096", "MALLOC_TRIM_THRESHOLD_": "4096", "MALLOC_TOP_PAD_": "0"}
-"""Lets the C library give memory back at once, so that a peak is what is in use, and not what it keeps for later."""
+"""Make the C library free memory at once, so that a peak is what is in use, without what malloc retains."""
 
 
-def peak_share(allocation: dict[str, str]) -> float:
-    """The peak of memory of sparse steps with updates beyond that of dense steps, as a share of the weights."""
+def peak_fraction(allocation: dict[str, str]) -> float:
+    """Return the peak memory of sparse steps with updates beyond that of dense steps, as a fraction of the weights."""
     environment = os.environ | allocation | {"PYTHONPATH": os.pathsep.join(sys.path)}
     program = "import engine; print(engine.measure_peak())"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
@@ -134,7 +176,7 @@ def peak_share(allocation: dict[str, str]) -> float:
 
 
 def measure_peak() -> float:
-    """Run in a process of its own; what is compiled and loaded on first use is not counted."""
+    """Measure in this process, which must be a new one; what is compiled and loaded on first use is not counted."""
     other = Run(sparse=True)
     other.step()
     other.update()
@@ -147,8 +189,7 @@ def measure_peak() -> float:
         run.step()
 
     dense = _peak(dense_steps)
-    run.sparsifier = Sparsifier([Blocks("*.weight", (BLOCK, BLOCK))], Constant(SPARSITY, end=0), update_every=1)
-    run.sparsifier.attach(run.model, run.optimizer)
+    run.attach()
 
     def steps() -> None:
         run.step()
@@ -159,8 +200,10 @@ def measure_peak() -> float:
 
 
 def _peak(action) -> int:  # type: ignore[no-untyped-def]
+    if DEVICE.type == "cuda":
+        return peak_on_gpu(action)
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak begins anew
+        file.write("5")  # resets the peak
     action()
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
@@ -171,19 +214,24 @@ def main() -> None:
     sparse = Run()
     check(sparse)
     sparse.update()
-    # Two actions that take turns, and many rounds: a percent is to be told from the noise.
+    # Many rounds of two interleaved actions, to resolve one percent.
     held = ratios({"dense": sparse.dense_step, "sparse": sparse.step}, base="dense", rounds=200)["sparse"]
     actions = {"dense": sparse.dense_step, "clipped": sparse.clipped_step, "update": sparse.update}
-    shares = ratios(actions, base="dense", rounds=40)
+    compared = ratios(actions, base="dense", rounds=40)
+    observed = {type(c).__name__: observing(Run(criterion=c)) for c in (Movement(), EMA(ElementwiseTaylor()))}
     dense = Run(sparse=False)
     dense.step()
-    print(f"{sparse.weights() / 1e6:.0f} MB of weights, {TOKENS} tokens, {torch.get_num_threads()} threads")
-    print(f"with the callback   {held:6.3f} × the dense step  (at most 1.02)")
-    print(f"of it in its hook   {hook_share(sparse):6.2%}")
-    print(f"gradients masked    {shares['clipped']:6.3f} × the dense step")
-    print(f"an update           {shares['update']:6.3f} of a dense step  (at most 0.08)")
-    print(f"memory              {peak_share({'MALLOC_MMAP_THRESHOLD_': '65536'}):6.2%} of the weights  (at most 0.5 %)")
-    print(f"of it in use        {peak_share(EXACT):6.2%}, without what the C library keeps for later")
+    print(f"{sparse.weights() / 1e6:.0f} MB of weights, {TOKENS} tokens, {machine()}")
+    print(f"with the callback   {held:6.3f} × the dense step  (at most 1.01 as the median of five runs)")
+    print(f"time in its hook    {hook_fraction(sparse):6.2%} of the rest of the step")
+    print(f"masked gradients    {compared['clipped']:6.3f} × the dense step")
+    for name, ratio in observed.items():
+        print(f"{name} every step{'':{max(0, 8 - len(name))}} {ratio:6.3f} × the dense step  (at most 1.05)")
+    print(f"an update           {compared['update']:6.3f} of a dense step  (at most 0.05)")
+    print(
+        f"memory              {peak_fraction({'MALLOC_MMAP_THRESHOLD_': '65536'}):6.2%} of the weights  (at most 0.5 %)"
+    )
+    print(f"memory in use       {peak_fraction(EXACT):6.2%} of the weights, without what malloc retains")
     print(f"checkpoint          {sparse.checkpoint() / dense.checkpoint() - 1:6.2%} larger  (at most 0.5 %)")
 
 

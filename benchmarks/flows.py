@@ -1,6 +1,6 @@
-"""Scoring flows at 4096×4096 fp32, 32×32 blocks, as ratios to reading their inputs once.
+"""Scoring flows at 4096×4096 fp32, 32×32 blocks, compared to reading their inputs once.
 
-Results are checked first. Memory is the peak beyond what was in use before, measured in a process of its own.
+Results are checked first. Memory is the peak beyond what was in use before, measured in a separate process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import torch
-from interleaved import interleaved
+from interleaved import DEVICE, interleaved, machine, peak_on_gpu
 
 from sparse_lightning import BlockSpec, ScopeSpec
 from sparse_lightning.criteria import EMA, Fisher, Taylor
@@ -18,9 +18,12 @@ from sparse_lightning.flow import Criterion, Inputs, Scorer, Square, Sum, Value
 
 SIZE, BLOCK = 4096, 32
 
+LOWERINGS = ("reference", "compiled", "triton") if DEVICE.type == "cuda" else ("reference", "compiled")
+FASTEST = LOWERINGS[-1]
+
 
 class SquaredTaylor(Criterion):
-    """`(Σ w·g)²`: what Fisher averages, without the state."""
+    """`(Σ w·g)²`: the scores that Fisher averages, without state."""
 
     def flow(self, x: Inputs) -> Value:
         """One pass over weights and gradients."""
@@ -28,14 +31,14 @@ class SquaredTaylor(Criterion):
 
 
 def scorer(criterion: Criterion, scope: ScopeSpec, lowering: str) -> Scorer:
-    """A scorer with one parameter attached."""
-    made = Scorer(criterion, lowering=lowering)
+    """Return a scorer with one scope attached."""
+    made = Scorer(criterion, DEVICE, lowering=lowering)
     made.attach("w", scope)
     return made
 
 
-def peak_share(lowering: str) -> float:
-    """The peak of memory of one Taylor run beyond what was in use, as a share of the weights."""
+def peak_fraction(lowering: str) -> float:
+    """Return the peak memory of one Taylor run beyond what was in use, as a fraction of the weights."""
     program = f"import flows; print(flows.measure_peak({lowering!r}))"
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
@@ -43,13 +46,15 @@ def peak_share(lowering: str) -> float:
 
 
 def measure_peak(lowering: str) -> float:
-    """Run in a process of its own: a first run on the same shapes compiles and loads what is needed."""
+    """Measure in this process, which must be a new one; a first run on the same shapes compiles and loads code."""
+    weight = torch.nn.Parameter(torch.ones(SIZE, SIZE, device=DEVICE))
+    weight.grad = torch.ones_like(weight)
+    run = scorer(Taylor(), ScopeSpec(BlockSpec(weight, (BLOCK, BLOCK))), lowering)
+    run.score()
+    if DEVICE.type == "cuda":
+        return (peak_on_gpu(run.score) - torch.cuda.memory_allocated()) / weight.nbytes
     with open("/proc/self/clear_refs", "w") as file:
-        weight = torch.nn.Parameter(torch.ones(SIZE, SIZE))
-        weight.grad = torch.ones(SIZE, SIZE)
-        run = scorer(Taylor(), ScopeSpec(BlockSpec(weight, (BLOCK, BLOCK))), lowering)
-        run.score()
-        file.write("5")  # the peak begins anew
+        file.write("5")  # resets the peak
     before = _status("VmRSS")
     run.score()
     return (_status("VmHWM") - before) / weight.nbytes
@@ -63,30 +68,31 @@ def _status(name: str) -> int:
 def main() -> None:
     """Check, measure, print."""
     torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.randn(SIZE, SIZE))
-    weight.grad = torch.randn(SIZE, SIZE)
+    weight = torch.nn.Parameter(torch.randn(SIZE, SIZE, device=DEVICE))
+    weight.grad = torch.randn(SIZE, SIZE, device=DEVICE)
     scope = ScopeSpec(BlockSpec(weight, (BLOCK, BLOCK)))
     grid = (SIZE // BLOCK, BLOCK, SIZE // BLOCK, BLOCK)
     wanted = (weight.detach() * weight.grad).view(grid).double().sum((1, 3)).abs()
-    runs = {way: scorer(Taylor(), scope, way) for way in ("reference", "compiled")}
+    runs = {way: scorer(Taylor(), scope, way) for way in LOWERINGS}
     for way, run in runs.items():
         got = run.score()[scope.block].double()
-        assert torch.allclose(got, wanted, rtol=1e-3, atol=1e-2), f"Taylor is wrong, {way}"
+        assert torch.allclose(got, wanted, rtol=1e-3, atol=1e-2), f"Taylor, {way}: wrong scores"
     w, g = weight.detach(), weight.grad
     times = interleaved(
         {"read": lambda: (w.sum(), g.sum()), **{way: run.score for way, run in runs.items()}}
-        | {"plain": scorer(SquaredTaylor(), scope, "compiled").score}
-        | {"state": scorer(Fisher(), scope, "compiled").score}
-        | {"EMA": scorer(EMA(SquaredTaylor()), scope, "compiled").score}
+        | {"plain": scorer(SquaredTaylor(), scope, FASTEST).score}
+        | {"state": scorer(Fisher(), scope, FASTEST).score}
+        | {"EMA": scorer(EMA(SquaredTaylor()), scope, FASTEST).score}
     )
-    print(f"{SIZE}×{SIZE} fp32, {BLOCK}×{BLOCK} blocks, {torch.get_num_threads()} threads")
+    print(f"{SIZE}×{SIZE} fp32, {BLOCK}×{BLOCK} blocks, {machine()}")
     print(f"reading weights and gradients once {times['read'] * 1e3:.2f} ms")
-    print(f"Taylor compiled   {times['compiled'] / times['read']:5.2f} × reading  (at most 1.5)")
-    print(f"Taylor reference  {times['reference'] / times['read']:5.2f} × reading  (at most 4)")
+    limits = {"reference": 4, "compiled": 1.5, "triton": 1.5}
+    for way in reversed(LOWERINGS):
+        print(f"Taylor {way:9}  {times[way] / times['read']:5.2f} × reading  (at most {limits[way]})")
     print(f"Fisher with state {times['state'] / times['plain']:5.2f} × without    (at most 1.2)")
     print(f"EMA of the same   {times['EMA'] / times['plain']:5.2f} × without    (at most 1.2)")
     for way in runs:
-        print(f"memory, {way:9} {peak_share(way):6.1%} of the weights (at most 5 %)")
+        print(f"memory, {way:9} {peak_fraction(way):6.1%} of the weights (at most 5 %)")
 
 
 if __name__ == "__main__":

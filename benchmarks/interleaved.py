@@ -1,4 +1,7 @@
-"""Times that can be compared: the actions take turns, so that what else the machine does falls on all of them."""
+"""Comparable times: actions are interleaved, so that other load on the machine affects all of them.
+
+Benchmarks run on a GPU where there is one: `DEVICE`. The limits that they print are those of a CPU with two cores.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,42 @@ import time
 from collections.abc import Callable
 from operator import truediv
 
+import torch
+
 ROUNDS, WARMUP = 25, 3
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def machine() -> str:
+    """Return what the times of a run depend on: the GPU, or the threads."""
+    return torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else f"{torch.get_num_threads()} threads"
+
+
+def finish() -> None:
+    """Wait for the device: a GPU runs behind the program that starts its kernels."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_on_gpu(action: Callable[[], object]) -> int:
+    """Return the peak memory of the GPU in an action, in bytes."""
+    finish()
+    torch.cuda.reset_peak_memory_stats()
+    action()
+    finish()
+    return torch.cuda.max_memory_allocated()
 
 
 def interleaved(actions: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
-    """The median time of each action in seconds, one of each per round, after a few rounds that don't count."""
+    """Return the median time of each action in seconds, after a few warm-up rounds."""
     return {name: statistics.median(taken) for name, taken in _rounds(actions, rounds).items()}
 
 
 def ratios(actions: dict[str, Callable[[], object]], base: str, rounds: int = ROUNDS) -> dict[str, float]:
-    """For each action the median, over the rounds, of its time over that of the base in the same round.
+    """Return for each action the median over the rounds of its time relative to the base in the same round.
 
-    It tells a few percent apart where a machine is now faster and now slower.
+    It resolves a few percent even if the speed of the machine varies.
     """
     times = _rounds(actions, rounds)
     return {name: statistics.median(map(truediv, taken, times[base])) for name, taken in times.items()}
@@ -28,10 +55,12 @@ def _rounds(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str, 
     times: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
     for i in range(WARMUP + rounds):
-        # Each begins a round in turn: what one leaves in the caches falls on all others.
+        # Each action is first in turn, so that cache effects of one affect all others.
         for name in names[i % len(names) :] + names[: i % len(names)]:
             action = actions[name]
+            finish()
             start = time.perf_counter()
             action()
+            finish()
             times[name].append(time.perf_counter() - start)
     return {name: taken[WARMUP:] for name, taken in times.items()}

@@ -1,15 +1,14 @@
-"""nm_select at 4096×4096 on a CPU: 2:4 as a ratio to one write of the weights, and to a top-k with a scatter.
+"""nm_select at 4096×4096: 2:4 sparsity compared to one write of the weights, and to a top-k with a scatter.
 
 Results are checked first. Times are medians of interleaved rounds in this one run.
 """
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 
 import torch
-from interleaved import interleaved
+from interleaved import DEVICE, interleaved, machine, peak_on_gpu
 from torch.profiler import ProfilerActivity, profile
 
 from sparse_lightning.kernels.nm_select import nm_select, reference
@@ -18,13 +17,14 @@ SIZE, N, M = 4096, 2, 4
 
 
 def by_topk(weight: torch.Tensor) -> torch.Tensor:
-    """The mask of the usual code: the best of each group, scattered."""
+    """Return the mask by the usual code: the top k of each group, scattered."""
     best = weight.view(-1, M).abs().topk(N).indices
-    return torch.ones(weight.numel() // M, M, dtype=torch.bool).scatter_(1, best, False).view(weight.shape)
+    mask = torch.ones(weight.numel() // M, M, dtype=torch.bool, device=weight.device)
+    return mask.scatter_(1, best, False).view(weight.shape)
 
 
 def check(weight: torch.Tensor, norms: torch.Tensor) -> None:
-    """The mask is that of a top-k, as no two magnitudes of a group are equal; the weights are zero where it says."""
+    """Check the mask against a top-k, except in groups with ties, and that exactly the masked weights are zero."""
     for other in (None, norms):
         scored = weight if other is None else weight * other
         ours = weight.clone()
@@ -37,20 +37,21 @@ def check(weight: torch.Tensor, norms: torch.Tensor) -> None:
 
 
 def scratch(weight: torch.Tensor) -> int:
-    """The bytes that a selection makes beside the weights and the mask: the peak in numpy, in torch all together."""
+    """Return the bytes that torch allocates for a selection in addition to the mask."""
     selected = weight.clone()
-    tracemalloc.start()
+    if DEVICE.type == "cuda":
+        before = torch.cuda.memory_allocated()
+        return peak_on_gpu(lambda: nm_select(selected, N, M)) - before - weight.numel()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         mask = nm_select(selected, N, M)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak + sum(max(0, event.self_cpu_memory_usage) for event in recorded.events()) - mask.nbytes
+    return sum(max(0, event.self_cpu_memory_usage) for event in recorded.events()) - mask.nbytes
 
 
 def main() -> None:
     """Check, measure, print."""
     torch.manual_seed(0)
-    weight, other, norms = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE), torch.rand(SIZE)
+    weight, other = (torch.randn(SIZE, SIZE, device=DEVICE) for _ in range(2))
+    norms = torch.rand(SIZE, device=DEVICE)
     half = weight.bfloat16()
     check(weight, norms)
     extra = scratch(weight) / (weight.numel() * weight.element_size())
@@ -64,7 +65,7 @@ def main() -> None:
     }
     times = interleaved(actions)
     ours = times["nm_select"]
-    print(f"{SIZE}×{SIZE} fp32, {N}:{M}, {torch.get_num_threads()} threads; zero_ {times['zero_'] * 1e3:.2f} ms")
+    print(f"{SIZE}×{SIZE} fp32, {N}:{M}, {machine()}; zero_ {times['zero_'] * 1e3:.2f} ms")
     print(f"nm_select  {ours * 1e3:6.1f} ms {ours / times['zero_']:5.2f} × zero_  (at most 6)")
     print(f"top-k      {times['topk'] * 1e3:6.1f} ms {times['topk'] / ours:5.2f} × nm_select  (at least 10)")
     print(f"in bf16    {times['bf16'] / ours:5.2f} × nm_select, with norms {times['with norms'] / ours:5.2f} ×")

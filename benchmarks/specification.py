@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from interleaved import interleaved
+from interleaved import DEVICE, interleaved, machine
 
 from sparse_lightning import BlockSpec, View
 
@@ -31,8 +31,8 @@ def check(weight: torch.Tensor, mask: torch.Tensor, block: tuple[int, int]) -> N
 def main() -> None:
     """Check, measure, print."""
     torch.manual_seed(0)
-    weight, other = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)
-    masks = {block: torch.rand(SIZE // block[0], SIZE // block[1]) < PRUNED for block in BLOCKS}
+    weight, other = (torch.randn(SIZE, SIZE, device=DEVICE) for _ in range(2))
+    masks = {(a, b): torch.rand(SIZE // a, SIZE // b, device=DEVICE) < PRUNED for a, b in BLOCKS}
     for block, mask in masks.items():
         check(weight.normal_(), mask, block)
     weight.normal_()
@@ -44,7 +44,7 @@ def main() -> None:
     actions["norms (32, 32)"] = specs[32, 32].norms
     times = interleaved(actions)
 
-    print(f"{SIZE}×{SIZE} fp32, {PRUNED:.0%} pruned, {torch.get_num_threads()} threads")
+    print(f"{SIZE}×{SIZE} fp32, {PRUNED:.0%} pruned, {machine()}")
     print(f"zero_ {times['zero_'] * 1e3:.2f} ms, sum {times['sum'] * 1e3:.2f} ms")
     for block in BLOCKS:
         limit = 1.3 if block == (32, 32) else 2.5

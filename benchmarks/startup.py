@@ -1,4 +1,4 @@
-"""How long the command line takes to its help, beside the imports that a run cannot do without."""
+"""Time of `sparse-lightning --help`, relative to the imports that every run needs."""
 
 from __future__ import annotations
 
