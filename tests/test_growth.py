@@ -9,7 +9,7 @@ import torch
 from small_nets import LAYERS, OPTIMIZERS, Net, batches
 from torch import nn
 
-from sparse_lightning import Blocks, Constant, RigL, Sparsifier
+from sparse_lightning import SET, Blocks, Constant, Gradual, Neurons, RigL, SparseLightningError, Sparsifier
 from sparse_lightning.flow.optimizer_state import fresh, state_tensors
 
 
@@ -201,3 +201,61 @@ def test_state_of_a_wrapped_optimizer_is_reset_with_its_blocks():
     made = Lookahead(torch.optim.AdamW([weight], lr=0.01), shares_state=False)
     made.step()
     assert sorted(state_tensors(made, weight)) == ["base.exp_avg", "base.exp_avg_sq", "slow"]
+
+
+def after_growth(make, method, pattern=None, steps=6, every=2):
+    """Train without biases; return the model, its optimizer and its Sparsifier."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32, bias=False), nn.Tanh(), nn.Linear(32, 8, bias=False))
+    made = make(model.parameters())
+    patterns, schedule = [pattern or Blocks("*.weight", (4, 4))], Constant(0.5, end=500)
+    sparsifier = Sparsifier(patterns, schedule, method=method, update_every=every)
+    sparsifier.attach(model, made)
+    for i in range(steps):
+        one_step(model, made, sparsifier, i)
+    return model, made, sparsifier
+
+
+@pytest.mark.parametrize("pattern", [None, Neurons("0", "2")], ids=str)
+@pytest.mark.parametrize("method", [RigL(0.5), SET(0.5)], ids=str)
+def test_growth_with_an_optimizer_of_whole_matrices(method, pattern):
+    """Muon takes matrices only: a grown block makes its part of the first step of the whole matrix."""
+    model, made, sparsifier = after_growth(lambda params: torch.optim.Muon(params, lr=0.02), method, pattern)
+    assert sparsifier.sparsity() == 0.5
+    before = {name: mask.clone() for name, mask in sparsifier.masks.items()}
+    grads = one_step(model, made, sparsifier, 6)
+    if pattern is None:
+        for name, mask in sparsifier.masks.items():
+            grown = element_mask(before[name] & ~mask)
+            assert grown.any(), "nothing has grown: the test shows nothing"
+            param = model.get_parameter(name)
+            alone = nn.Parameter(torch.zeros_like(param))
+            alone.grad = grads[name]
+            torch.optim.Muon([alone], lr=0.02).step()
+            assert torch.allclose(param[grown], alone[grown], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [RigL(), SET()], ids=str)
+def test_growth_with_an_optimizer_that_needs_a_closure_is_refused_at_once(method):
+    text = rf"{type(method).__name__} cannot be used with LBFGS.*closure.*such as Gradual"
+    with pytest.raises(SparseLightningError, match=text):
+        after_growth(torch.optim.LBFGS, method)
+    after_growth(torch.optim.LBFGS, Gradual(), steps=0)
+
+
+def test_the_first_step_of_a_grown_neuron_is_that_of_a_new_optimizer_when_it_has_a_gradient():
+    """Its weights have none until the layer that reads it has made a step. Adam's steps are then those of lr=0.01."""
+    model, made, sparsifier = after_growth(lambda p: torch.optim.Adam(p, lr=0.01), SET(0.5), Neurons("0", "2"), 40, 5)
+    [before] = [mask.flatten().clone() for mask in sparsifier.masks.values()]
+    first = {}
+    for i in range(4):
+        weights = {"computes": model[0].weight.detach().clone(), "reads": model[2].weight.detach().t().clone()}
+        one_step(model, made, sparsifier, i)
+        grown = before & ~next(iter(sparsifier.masks.values())).flatten()
+        assert grown.any(), "nothing has grown: the test shows nothing"
+        for role, now in {"computes": model[0].weight.detach(), "reads": model[2].weight.detach().t()}.items():
+            moved = float((now - weights[role])[grown].abs().max())
+            if i > 0 and moved and role not in first:
+                first[role] = moved
+    assert list(first) == ["reads", "computes"]
+    assert max(first.values()) < 1.1 * 0.01

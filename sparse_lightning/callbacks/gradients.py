@@ -9,21 +9,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import optim
 
 from sparse_lightning.engine.engine import innermost
-
-ELEMENTWISE = {
-    optim.SGD,
-    optim.Adam,
-    optim.AdamW,
-    optim.Adamax,
-    optim.NAdam,
-    optim.RAdam,
-    optim.Adagrad,
-    optim.Adadelta,
-    optim.RMSprop,
-    optim.Rprop,
-    optim.ASGD,
-}
-"""Optimizers that are known to update each weight independently of the others."""
+from sparse_lightning.flow.optimizer_state import is_elementwise
 
 
 def needs_masked_gradients(
@@ -44,7 +30,7 @@ def needs_masked_gradients(
     return (
         trainer.gradient_clip_val is not None
         or not module.automatic_optimization
-        or type(innermost(optimizer)) not in ELEMENTWISE
+        or not is_elementwise(innermost(optimizer))
         or is_overridden("configure_gradient_clipping", module)
         or is_overridden(hook, module)
         or any(is_overridden(hook, callback, parent=L.Callback) for callback in others)

@@ -12,7 +12,7 @@ Data flow of an optimizer step:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -22,28 +22,25 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from sparse_lightning.blocks.shards import has_others
-from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.budgets import ScoredScope
 from sparse_lightning.engine import masks as packed
 from sparse_lightning.engine.configuration import NEVER, Configuration, Update
 from sparse_lightning.engine.defaults import resolved
+from sparse_lightning.engine.grown import GrownBlocks
 from sparse_lightning.engine.hold import Hold
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.engine.masked_stack import MaskBuffer, MaskedStack, masked_stacks
 from sparse_lightning.engine.nm_groups import declares, masked_scope
-from sparse_lightning.engine.optimizer_reset import is_rehearsal, reset_blocks, restart_blocks
+from sparse_lightning.engine.optimizer_reset import check_can_restart, is_rehearsal, reset_blocks
 from sparse_lightning.engine.other_steps import OtherSteps, check_held
 from sparse_lightning.engine.ranks import agree
-from sparse_lightning.engine.regrowth import check_can_grow, restart_at_random, with_random_ties
+from sparse_lightning.engine.regrowth import check_can_grow, with_random_ties
 from sparse_lightning.engine.scoring import Scores, Scoring
 from sparse_lightning.engine.shortfall import shortfall
 from sparse_lightning.errors import PatternError
 from sparse_lightning.methods import Method, UpdateContext
 from sparse_lightning.patterns import resolve
 from sparse_lightning.patterns.names import Names, nearest
-
-Grown = tuple[BlockSpec, Tensor, Tensor | None]
-"""A spec, the grid of its blocks that have grown, and the values that they start at; None for zero."""
 
 
 class Engine:
@@ -71,13 +68,14 @@ class Engine:
         self._names = {id(param): name for name, param in reversed(Names(model).parameters.items())}
         check_held(self._optimizers, self.scopes)
         check_can_grow(configuration.method, self.scopes)
+        check_can_restart(configuration.method, self._optimizers, self._parameters())
         configuration.budget.check_overrides([scope.name for scope in self.scopes])
         device = self.scopes[0].device
         self._buffer = MaskBuffer(masked_stacks(self.scopes, _decides_apart(configuration.method)), device)
         self._everything = Hold(self.scopes, self._buffer.layout)
         self._members: dict[int, tuple[list[Tensor], list[MaskedScope], Hold]] = {}
         self._prepared: set[int] = set()
-        self._grown: list[Grown] = []
+        self._grown = GrownBlocks(self.scopes, self.configuration.seed)
         self.scoring = Scoring(self.configuration, self.scopes, model, self._optimizers)
         self._others = OtherSteps(self.scopes)
         self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
@@ -164,8 +162,7 @@ class Engine:
         self._everything.fill_in(weights, self._buffer.flat)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # The first step of grown blocks starts at what they are now, in a run that is resumed too.
-        self._grown = [(spec, grid, spec.param.detach().clone()) for spec, grid, _ in self._grown]
+        self._grown.before_step()
         if optimizer is self._leader() and id(optimizer) not in self._prepared:
             self._look_for_others()
 
@@ -177,12 +174,10 @@ class Engine:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if id(optimizer) not in self._prepared and is_rehearsal(optimizer):
             return
-        # Blocks that grow in a late update make their first step with the next one.
-        grown, self._grown = self._grown, []
+        self._grown.after_step(optimizer)
         if id(optimizer) not in self._prepared:
             self._update(optimizer)
         self._prepared.discard(id(optimizer))
-        self._grown += [each for each in grown if not restart_blocks(optimizer, *each)]
         scopes, hold = self._members_of(optimizer)
         for scope in scopes if self._acts_after_steps else []:
             self.configuration.method.after_step(scope.scope, scope.memory)
@@ -311,44 +306,14 @@ class Engine:
             method.change(context, memory)
             stack.memory = memory
         if method.growth is not None:
-            self._grown += self._restarted(before & ~masks, ~(before | masks))
+            grown, kept = before & ~masks, ~(before | masks)
+            self._grown.restart(self._buffer.views(grown), self._buffer.views(kept), self.step)
         return int(changed.sum())
-
-    def _restarted(self, grown: Tensor, kept: Tensor) -> Iterator[Grown]:
-        """Restart coupled units where gradients can flow; yield the specs with grown blocks, and what they start at."""
-        grids, kept_grids = self._buffer.views(grown), self._buffer.views(kept)
-        for name, block in [named for scope in self.scopes for named in scope.blocks.items()]:
-            readers = block.readers()
-            for spec in block.blocks() if grids[name].any() else []:
-                grid = block.grid_of(spec, grids[name])
-                if readers and spec not in readers:
-                    here = block.grid_of(spec, kept_grids[name])
-                    yield spec, grid, restart_at_random(spec, grid, here, self.configuration.seed, self.step)
-                else:
-                    yield spec, grid, None
 
     def _record(self, changed: int) -> None:
         """Note the update, and start new input norms."""
         self.scoring.reset_inputs()
         self.last_update = Update(self.step, self.target, changed / max(1, sum(s.scope.numblk() for s in self.scopes)))
-
-    def _named_grown(self) -> dict[str, Tensor]:
-        """Return the grown blocks that wait for their first step, by the name of their block and the place in it."""
-        places = {spec: place for place, spec in self._spec_places().items()}
-        found: dict[str, Tensor] = {}
-        for spec, grid, _ in self._grown:
-            place = places[spec]
-            found[place] = found[place] | grid if place in found else grid
-        return found
-
-    def _grown_from(self, saved: Mapping[str, Any]) -> list[Grown]:
-        specs = self._spec_places()
-        grids = packed.unpack_all(saved, {place: specs[place].grid_shape for place in saved if place in specs})
-        return [(specs[place], grid.to(specs[place].param.device), None) for place, grid in grids.items()]
-
-    def _spec_places(self) -> dict[str, BlockSpec]:
-        named = [(name, block) for scope in self.scopes for name, block in scope.blocks.items()]
-        return {f"{name}:{i}": spec for name, block in named for i, spec in enumerate(block.blocks())}
 
     def seek(self, step: int) -> None:
         """Move to a step of the schedule; updates that are skipped become one."""
@@ -367,7 +332,7 @@ class Engine:
             "step": self.step,
             "owed": self._is_owed,
             "observed": self._observed,
-            "grown": packed.pack_all(self._named_grown()),
+            "grown": packed.pack_all(self._grown.grids()),
             "last_update": dict(vars(self.last_update)),
             "masks": packed.pack_all(self.masks()),
             "memory": {scope.name: scope.memory.cpu() for scope in self.scopes if scope.memory is not None},
@@ -393,7 +358,7 @@ class Engine:
         self.step, self._is_owed = int(state["step"]), bool(state["owed"])
         # A checkpoint of 0.1.0 has neither.
         self._observed = int(state.get("observed", NEVER.step))
-        self._grown = self._grown_from(state.get("grown", {}))
+        self._grown.load(state.get("grown", {}))
         self.last_update = Update(**state["last_update"])
         # A run that is resumed with another length has another schedule, whose last update may be in the past.
         self._is_owed = self._is_owed or self._has_update_in(range(self.last_update.step + 1, self.step))

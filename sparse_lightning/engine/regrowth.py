@@ -39,7 +39,7 @@ def check_can_grow(method: Method, scopes: Iterable[MaskedScope]) -> None:
                 )
 
 
-def restart_at_random(spec: BlockSpec, grown: Tensor, kept: Tensor, seed: int, step: int) -> Tensor:
+def restart_at_random(spec: BlockSpec, grown: Tensor, kept: Tensor, seed: int, step: int) -> None:
     """Draw the weights of grown blocks, at the root mean square of those that are kept; all ranks must call it.
 
     Args:
@@ -48,9 +48,6 @@ def restart_at_random(spec: BlockSpec, grown: Tensor, kept: Tensor, seed: int, s
         kept: which of them were kept before and are kept now; without any, a weight gets the variance 1 / fan-in.
         seed: of the engine; with the step and the name of the parameter, it makes the numbers reproducible.
         step: the optimizer step.
-
-    Returns:
-        What was drawn, in the shape of the parameter, and placed as it is.
     """
     count = int(kept.sum()) * spec.numel_per_block()
     squares = spec.norms().double().square().masked_fill(~kept.to(spec.param.device), 0).sum()
@@ -58,7 +55,6 @@ def restart_at_random(spec: BlockSpec, grown: Tensor, kept: Tensor, seed: int, s
     drawn = _placed(_noise(spec, seed, step) * (rms or spec.numel_per_block() ** -0.5), spec.param)
     for where, (weight, start) in spec.part(None, [drawn]).chosen(grown):
         weight[where] = start[where]
-    return drawn
 
 
 def _noise(spec: BlockSpec, seed: int, step: int) -> Tensor:

@@ -7,10 +7,37 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from sparse_lightning.compat.torch import is_hooks, without_step_hooks
+
+ELEMENTWISE = {
+    optim.SGD,
+    optim.Adam,
+    optim.AdamW,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.Adagrad,
+    optim.Adadelta,
+    optim.RMSprop,
+    optim.Rprop,
+    optim.ASGD,
+}
+"""Optimizers that are known to update each weight independently of the others."""
+
+
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is known to update each weight independently of the others.
+
+    Example:
+        >>> import torch
+        >>> weights = [torch.nn.Parameter(torch.ones(2, 3))]
+        >>> is_elementwise(torch.optim.Adam(weights)), is_elementwise(torch.optim.LBFGS(weights))
+        (True, False)
+    """
+    return type(optimizer) in ELEMENTWISE
 
 
 def state_tensors(optimizer: Optimizer, param: Tensor) -> dict[str, Tensor]:
