@@ -10,6 +10,8 @@ from subprocess import Popen
 
 import lightning as L
 import pytest
+import torch
+from accelerate import Accelerator
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.plugins import Plugins
@@ -19,6 +21,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 import sparse_lightning
+from sparse_lightning.compat.accelerate import BeforeClipping
 from sparse_lightning.compat.hydra import CORE_PLUGINS, argument_parser, reading_files
 from sparse_lightning.compat.lightning import set_mesh_sizes, started_processes, state_key
 
@@ -72,6 +75,21 @@ def test_lightning_generate_state_key_names_the_class_and_the_data():
     """Checkpoints of earlier runs are found by this text."""
     assert hasattr(L.Callback, "_generate_state_key"), "Lightning's Callback has no _generate_state_key any more"
     assert state_key(Timer(), patterns=["a", "b"]) == "Timer{'patterns': ['a', 'b']}"
+
+
+def test_accelerate_optimizers_of_an_accelerator_are_those_that_it_unscales_before_clipping():
+    layer = torch.nn.Linear(2, 2)
+    accelerator = Accelerator(cpu=True)
+    layer, optimizer = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    assert hasattr(accelerator, "_optimizers"), "Accelerator has no _optimizers any more"
+    plain, called = Accelerator.unscale_gradients, []
+    hooks = [BeforeClipping(o, lambda: called.append(1)) for o in (optimizer.optimizer, object())]
+    layer(torch.ones(1, 2)).sum().backward()
+    accelerator.clip_grad_norm_(layer.parameters(), 1.0)
+    assert called == [1], "Accelerator.clip_grad_norm_ does not call unscale_gradients once"
+    for hook in hooks:
+        hook.remove()
+    assert Accelerator.unscale_gradients is plain
 
 
 def sources() -> dict[str, ast.Module]:
