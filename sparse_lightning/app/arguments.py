@@ -8,6 +8,8 @@ import types
 import typing
 from typing import Any
 
+from typing_extensions import TypeAliasType
+
 from sparse_lightning.app.trust import Target, locate
 from sparse_lightning.errors import ConfigError, did_you_mean
 
@@ -80,6 +82,8 @@ def fits(value: Any, hint: Any) -> bool:
     """
     if isinstance(value, dict) and "_target_" in value:
         return True
+    if isinstance(hint, TypeAliasType):
+        return fits(value, hint.__value__)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, option) for option in args)
@@ -113,6 +117,8 @@ _PLAIN = ("builtins", "collections.abc", "typing")
 
 
 def _text(hint: Any) -> str:
+    if isinstance(hint, TypeAliasType):
+        return _text(hint.__value__)
     options = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return " or ".join(_text(option) for option in options)

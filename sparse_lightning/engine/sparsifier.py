@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.budgets import Budget, Uniform
+from sparse_lightning.compat.wrapped import unwrapped
 from sparse_lightning.engine.configuration import Configuration, Update, masks_in, rewound
 from sparse_lightning.engine.defaults import in_force, resumed, warn_of_rhythm
 from sparse_lightning.engine.engine import Engine
@@ -77,6 +78,7 @@ class Sparsifier:
             raise SparsityError(f"observe_every={observe_every} is out of range: pass 1 or more optimizer steps")
         if update_every is not None and update_every < 1:
             raise SparsityError(f"update_every={update_every} is out of range: pass 1 or more optimizer steps")
+        patterns = unwrapped(patterns)
         copied = dict(patterns) if isinstance(patterns, Mapping) else list(patterns)
         check_lowering(lowering)
         parts = criterion, method or Gradual(), budget or Uniform()

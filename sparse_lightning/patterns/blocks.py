@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from typing_extensions import TypeAliasType
+
 from sparse_lightning.blocks.scope import ScopeSpec
 from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.blocks.view import View
 from sparse_lightning.errors import PatternError, did_you_mean
 from sparse_lightning.patterns.layer import Layer
 from sparse_lightning.patterns.names import Names
-from sparse_lightning.patterns.pattern import Attachment, Pattern, as_globs
+from sparse_lightning.patterns.pattern import Attachment, Globs, Pattern, as_globs
+
+ScopeShape = TypeAliasType("ScopeShape", str | Sequence[int])
+"""Which blocks compete: a name, or a shape in blocks."""
 
 _SCOPES = {"tensor": (), "row": (1,), "column": (-1, 1)}
 
@@ -38,9 +43,9 @@ class Blocks(Pattern):
         ('0.weight', 4, 2)
     """
 
-    match: str | Sequence[str]
+    match: Globs
     shape: Sequence[int]
-    scope: str | Sequence[int] = "tensor"
+    scope: ScopeShape = "tensor"
     edge: Literal["error", "partial"] = "error"
 
     label: ClassVar[str] = "blocks"
@@ -84,7 +89,7 @@ class NM(Pattern):
         (0.5, 32, 4)
     """
 
-    match: str | Sequence[str]
+    match: Globs
     n: int = 2
     m: int = 4
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ from sparse_lightning.errors import PatternError
 from sparse_lightning.patterns.coupled import Piece, column_piece, couple, reads, row_pieces
 from sparse_lightning.patterns.layer import Layer, find_by_text, find_layers, partner
 from sparse_lightning.patterns.names import Names
-from sparse_lightning.patterns.pattern import Attachment, Pattern, as_globs
+from sparse_lightning.patterns.pattern import Attachment, Globs, Pattern, as_globs
 
 CHANNELS_APART = (
     nn.BatchNorm1d,
@@ -49,7 +48,7 @@ class Filters(Pattern):
         (8, 66)
     """
 
-    match: str | Sequence[str]
+    match: Globs
     norm: str | None = None
     into: str | None = None
 

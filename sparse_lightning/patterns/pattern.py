@@ -10,10 +10,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import ClassVar, Protocol
 
 from torch import Tensor
+from typing_extensions import TypeAliasType
 
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.errors import CouplingError, LayoutError, PatternError
 from sparse_lightning.patterns.names import Names, nearest
+
+Globs = TypeAliasType("Globs", str | Sequence[str])
+"""One glob or several. It is a named type because OmegaConf, and with it Hydra, accepts no union with a list."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def _text(value: object) -> str:
     return f"{getattr(value, '__module__', '')}.{name}" if callable(value) and name else repr(value)
 
 
-def as_globs(match: str | Sequence[str]) -> tuple[str, ...]:
+def as_globs(match: Globs) -> tuple[str, ...]:
     """Return one glob or several as a tuple."""
     globs = (match,) if isinstance(match, str) else tuple(match)
     if not globs or not all(isinstance(glob, str) for glob in globs):

@@ -12,7 +12,7 @@ from sparse_lightning.blocks.view import View
 from sparse_lightning.errors import PatternError, did_you_mean
 from sparse_lightning.layout import Layout
 from sparse_lightning.patterns.names import Names
-from sparse_lightning.patterns.pattern import Attachment, Pattern, as_globs
+from sparse_lightning.patterns.pattern import Attachment, Globs, Pattern, as_globs
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Strided(Pattern):
         (4, 8)
     """
 
-    match: str | Sequence[str]
+    match: Globs
     view: Mapping[str, Any]
     block: Sequence[int]
     scope: Sequence[int] = ()

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, ClassVar, cast
 
+from typing_extensions import TypeAliasType
+
 from sparse_lightning.errors import SparsityError
 from sparse_lightning.schedules.schedule import (
     UNBOUNDED,
@@ -23,6 +25,9 @@ from sparse_lightning.schedules.schedule import (
     set_begin,
     to_step,
 )
+
+Milestones = TypeAliasType("Milestones", Mapping[When, float] | Sequence[tuple[When, float]])
+"""Steps and their sparsity levels; a named type for OmegaConf, as `Globs`."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,7 @@ class Steps(Schedule):
     steps: ClassVar[tuple[str, ...]] = ()
     levels: ClassVar[tuple[str, ...]] = ()
 
-    milestones: Mapping[When, float] | Sequence[tuple[When, float]]
+    milestones: Milestones
 
     def __post_init__(self) -> None:
         given = self.milestones.items() if isinstance(self.milestones, Mapping) else self.milestones

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import ClassVar
 
+from sparse_lightning.compat.wrapped import unwrapped
 from sparse_lightning.errors import SparsityError
 from sparse_lightning.schedules.schedule import Schedule, When, check_increasing, check_step, known_step, to_step
 
@@ -38,7 +39,7 @@ class Join(Schedule):
     boundaries: Sequence[When] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schedules", tuple(self.schedules))
+        object.__setattr__(self, "schedules", tuple(unwrapped(self.schedules)))
         object.__setattr__(self, "boundaries", tuple(self.boundaries))
         n, cuts = len(self.schedules), len(self.boundaries)
         if n != cuts + 1:
