@@ -59,12 +59,16 @@ class Budget(ABC):
     Args:
         overrides: a final sparsity for names that match a glob, or a regular expression after `re:`. The first match
             holds, also for a scope whose pattern fixes its sparsity.
+        multiple_of: each scope that is pruned keeps a multiple of so many blocks, rounded up: convolutions and tensor
+            cores are fast at widths that are multiples of 8 or more. Scopes whose pattern fixes their sparsity, as N:M
+            does, are not rounded.
     """
 
     compares: ClassVar[bool] = False
     """Whether scopes compete with one another, so that the scores of one decide what another keeps."""
 
     overrides: Mapping[str, float] = field(default_factory=dict, kw_only=True, hash=False)
+    multiple_of: int = field(default=1, kw_only=True)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -73,6 +77,8 @@ class Budget(ABC):
     def __post_init__(self) -> None:
         if not isinstance(self.overrides, Mapping):
             raise SparsityError(f"overrides={self.overrides!r} is not a mapping: map names to final sparsities")
+        if type(self.multiple_of) is not int or self.multiple_of < 1:
+            raise SparsityError(f"multiple_of={self.multiple_of!r} is out of range: pass a whole number of at least 1")
         object.__setattr__(self, "overrides", dict(self.overrides))
         for pattern, sparsity in self.overrides.items():
             _check_fraction(f"the override {pattern!r}", sparsity)
@@ -107,7 +113,14 @@ class Budget(ABC):
         rest = [scored for scored, o in zip(scopes, own, strict=True) if o is None]
         allocated: Iterator[Tensor] = iter(self.allocate(rest, target) if rest else [])
         done = target / final if final else 0.0
-        return [next(allocated) if o is None else s.kept_at(o * done) for s, o in zip(scopes, own, strict=True)]
+        pairs = zip(scopes, own, strict=True)
+        return [self._rounded(s, next(allocated) if o is None else s.kept_at(o * done)) for s, o in pairs]
+
+    def _rounded(self, scored: ScoredScope, kept: Tensor) -> Tensor:
+        """Return the next multiple of blocks; all blocks of a scope that has no more."""
+        if self.multiple_of == 1 or scored.final is not None:
+            return kept
+        return (-(-kept // self.multiple_of) * self.multiple_of).clamp(max=scored.scope.numblk_per_scope())
 
     def own(self, scored: ScoredScope) -> float | None:
         """Return the final sparsity that an override or the pattern fixes for a scope; None where there is none."""
@@ -127,6 +140,7 @@ class Uniform(Budget):
 
     Args:
         overrides: a final sparsity for some names; see `Budget`.
+        multiple_of: each scope keeps a multiple of so many blocks; see `Budget`.
 
     Example:
         >>> from sparse_lightning import BlockSpec, ScopeSpec
@@ -151,6 +165,7 @@ class ERK(Budget):
     Args:
         power: the exponent of the shape term; 0 is `Uniform`.
         overrides: a final sparsity for some names; see `Budget`.
+        multiple_of: each scope keeps a multiple of so many blocks; see `Budget`.
 
     Example:
         >>> from sparse_lightning import BlockSpec, ScopeSpec
@@ -214,6 +229,7 @@ class Global(Budget):
     Args:
         min_density: the fraction of its blocks that each scope keeps whatever their scores; at least one block.
         overrides: a final sparsity for some names; see `Budget`.
+        multiple_of: each scope keeps a multiple of so many blocks; see `Budget`.
 
     Example:
         >>> from sparse_lightning import BlockSpec, ScopeSpec
@@ -271,6 +287,7 @@ class LAMP(Global):
     Args:
         min_density: the fraction of its blocks that each scope keeps whatever their scores; at least one block.
         overrides: a final sparsity for some names; see `Budget`.
+        multiple_of: each scope keeps a multiple of so many blocks; see `Budget`.
 
     Example:
         >>> from sparse_lightning import BlockSpec, ScopeSpec

@@ -45,7 +45,7 @@ from many_messages import (
     check_update,
 )
 
-from sparse_lightning import NM, SparseLightningError
+from sparse_lightning import NM, Neurons, SparseLightningError
 
 RANKS, SAVED = 4, 4
 """How many processes there are, and after which step of a long run it is saved, between two updates."""
@@ -284,20 +284,32 @@ def check_layouts_of_two(folder, device):
     start(in_layouts, 2, folder, wanted, plan, numbers)
 
 
-def sparse_from_the_start(rank, folder, wanted):
-    """Random first masks of FSDP2 with tensor parallelism, and of DDP, beside those of one process."""
+CROSSING = [Neurons("thin.rows", "thin.fours"), Neurons("thin.fours", "thin.sixes")]
+"""Units that cross: rows of the middle layer belong to the second ones, and columns to the first."""
+
+
+def crossing_job(layout=alone):
+    """Train with units that cross."""
+    return Job((0, 0, 0), layout, QUICK, CROSSING).run()
+
+
+def sparse_from_the_start(rank, folder, wanted, crossing):
+    """Random first masks, and units that cross, in FSDP2 with tensor parallelism and in DDP, as in one process."""
     for name, ranks, layout in (("fsdp_tp", 4, fsdp_tp), ("ddp", 2, ddp)):
         if rank < ranks:
             with group(rank, ranks, folder, f"first masks of {name}"):
                 torch.manual_seed(rank)
                 for case in FROM_RANDOM:
                     check_same(Job(case, layout, CONSTANT).run(), wanted[case])
+                job = crossing_job(layout)
+                check_same(job, crossing)
+                assert job.sparsifier.sparsity() == crossing.sparsifier.sparsity(), "weights that are shared count once"
 
 
 def check_first_masks(folder):
     """Sparse training begins with the same random mask in every layout."""
     prepare()
-    start(sparse_from_the_start, RANKS, folder, references(FROM_RANDOM, CONSTANT))
+    start(sparse_from_the_start, RANKS, folder, references(FROM_RANDOM, CONSTANT), crossing_job())
 
 
 def check_all_pairs_in_layouts(folder):

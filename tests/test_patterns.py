@@ -143,10 +143,11 @@ def test_a_coupled_pattern_behind_one_that_has_its_weights_raises():
     assert len(resolve([Neurons("*.up", "*.down"), Blocks("*.mlp.*.bias", (1,))], Transformer())) == 4
 
 
-def test_neurons_that_share_a_matrix_raise():
+def test_only_units_may_share_a_matrix():
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, 4))
-    with pytest.raises(PatternError, match=r"Neurons\(up='1'.*1\.weight of shape \(6, 8\).*Neurons\(up='0'"):
-        resolve([Neurons("0", "1"), Neurons("1", "2")], model)
+    assert len(resolve([Neurons("0", "1"), Neurons("1", "2")], model)) == 2, "columns and rows of the second layer"
+    with pytest.raises(PatternError, match=r"Neurons\(up='1'.*1\.weight of shape \(6, 8\).*Blocks\(match="):
+        resolve([Blocks("1.weight", (2, 2)), Neurons("1", "2")], model)
     with pytest.raises(PatternError, match=r"claims weights of 1\.weight of shape \(6, 8\) twice"):
         resolve([Custom(lambda m: [ScopeSpec(BlockSpec(m[1].weight, b)) for b in ((1, -1), (-1, 1))])], model)
 

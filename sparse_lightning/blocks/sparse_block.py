@@ -99,11 +99,6 @@ class SparseBlock(ABC):
         """Return the number of blocks with a weight of magnitude above `eps`, or one that is NaN."""
         return int((~(self.norms(p=math.inf) <= eps)).sum())
 
-    def zeros(self) -> Tensor:
-        """Return the number of weights in blocks that are entirely zero, on the device of the weights."""
-        zero = self.norms(p=math.inf) == 0
-        return self.block_sizes().to(zero.device).masked_fill(~zero, 0).sum()
-
     def norms(self, values: Values = None, p: float = 2) -> Tensor:
         """Return the p-norm of each block: a grid; fp32 for narrower floats."""
         return self._reduce(values, norm(p))

@@ -13,6 +13,7 @@ Data flow of an optimizer step:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import is_
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from sparse_lightning.blocks.shards import has_others
-from sparse_lightning.budgets import ScoredScope
+from sparse_lightning.budgets import Budget, ScoredScope
 from sparse_lightning.engine import masks as packed
 from sparse_lightning.engine.configuration import NEVER, Configuration, Update
 from sparse_lightning.engine.defaults import resolved
@@ -116,8 +117,9 @@ class Engine:
         scored = [scope.unscored() for scope in self.scopes]
         texts = {s.name: f"{final:.4g} shared" for s in scored if budget.own(s) is None}
         apart = [s for s in scored if budget.own(s) is not None or not budget.compares]
-        for s, keep in zip(apart, budget.split(apart, final, final) if apart else [], strict=True):
-            texts[s.name] = f"{1 - float(keep.double().mean()) / s.scope.numblk_per_scope():.4g}"
+        rounded, exact = (_sparsities(b, apart, final) for b in (budget, replace(budget, multiple_of=1)))
+        for s, own, wanted in zip(apart, rounded, exact, strict=True):
+            texts[s.name] = own if own == wanted else f"{own} ({wanted} rounded)"
         return texts
 
     def update(self, optimizer: Optimizer | None) -> None:
@@ -363,6 +365,12 @@ class Engine:
         # A run that is resumed with another length has another schedule, whose last update may be in the past.
         self._is_owed = self._is_owed or self._has_update_in(range(self.last_update.step + 1, self.step))
         self.hold()
+
+
+def _sparsities(budget: Budget, scopes: Sequence[ScoredScope], final: float) -> list[str]:
+    keeps = budget.split(scopes, final, final) if scopes else []
+    pairs = zip(scopes, keeps, strict=True)
+    return [f"{1 - float(keep.double().mean()) / s.scope.numblk_per_scope():.4g}" for s, keep in pairs]
 
 
 def innermost(optimizer: Optimizer) -> Optimizer:

@@ -18,6 +18,7 @@ from sparse_lightning.compat.torch import local_tensors
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.kernels.block_fill import BlockFill
 from sparse_lightning.layout import Layout
+from sparse_lightning.layout.crossing import phases
 from sparse_lightning.layout.permutation import inverse
 
 _nbytes = attrgetter("nbytes")
@@ -84,8 +85,8 @@ class _DeviceHold:
         self._place = {id(param): i for i, param in enumerate(self.params)}
         self._masks = torch.empty(0), torch.empty(0)
         windows = [
-            window
-            for spec, mask in self._placed
+            window._replace(phase=phase)
+            for (spec, mask), phase in zip(self._placed, _phases(self._placed), strict=True)
             for window in spec.part().fill_windows(self._place[id(spec.param)], mask)
         ]
         tensors = self._tensors()
@@ -139,6 +140,18 @@ class _DeviceHold:
         if self._masks[0] is not mask:
             self._masks = mask, mask.to(self._device)
         return self._masks[1]
+
+
+def _phases(placed: Sequence[Placed]) -> list[int]:
+    """Return a number for each spec such that those of one parameter with the same number share no weight."""
+    found = [0] * len(placed)
+    places: dict[int, list[int]] = {}
+    for i, (spec, _) in enumerate(placed):
+        places.setdefault(id(spec.param), []).append(i)
+    for listed in places.values():
+        for i, phase in zip(listed, phases([placed[i][0].view.layout for i in listed]), strict=True):
+            found[i] = phase
+    return found
 
 
 def _how_they_lie(tensors: Sequence[Tensor]) -> tuple[list[tuple[int, ...]], list[int]]:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from sparse_lightning.blocks.shards import is_sharded
 from sparse_lightning.blocks.spec import BlockSpec
+from sparse_lightning.blocks.union import crosses
 from sparse_lightning.compat.torch import local_shape_and_offset
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.errors import PatternError
@@ -27,7 +28,9 @@ def check_can_grow(method: Method, scopes: Iterable[MaskedScope]) -> None:
 
     Such a unit could only restart with an output of zero, where activations such as ReLU have no gradient.
     """
-    for scope in scopes if method.growth is not None else []:
+    growing = list(scopes) if method.growth is not None else []
+    _check_apart(method, growing)
+    for scope in growing:
         for block in scope.blocks.values():
             if len(block.blocks()) > 1 and all(spec.param.ndim < 2 for spec in block.readers()):
                 names = ", ".join(dict.fromkeys(str(spec.name) for spec in block.blocks()))
@@ -37,6 +40,21 @@ def check_can_grow(method: Method, scopes: Iterable[MaskedScope]) -> None:
                     "have no gradient. Couple the layer that reads them, as into= of Filters does; "
                     "or use Gradual"
                 )
+
+
+def _check_apart(method: Method, scopes: Iterable[MaskedScope]) -> None:
+    """Raise a PatternError if units cross: a unit could grow only where the units that it crosses are kept."""
+    found: dict[int, list[tuple[MaskedScope, BlockSpec]]] = {}
+    for scope in scopes:
+        for spec in [spec for block in scope.blocks.values() for spec in block.blocks()]:
+            found.setdefault(id(spec.param), []).append((scope, spec))
+    for listed in found.values():
+        if crosses(spec for _, spec in listed):
+            names = " and ".join(dict.fromkeys(scope.name for scope, _ in listed))
+            raise PatternError(
+                f"{type(method).__name__} cannot grow units that cross: {names} share weights of {listed[0][1].name}, "
+                "and a unit that grows would stay zero where the others are pruned. Exclude one of them, or use Gradual"
+            )
 
 
 def restart_at_random(spec: BlockSpec, grown: Tensor, kept: Tensor, seed: int, step: int) -> None:

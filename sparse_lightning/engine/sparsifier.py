@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lightning.blocks.scope import SparseScope
+from sparse_lightning.blocks.union import count_zeros
 from sparse_lightning.budgets import Budget, Uniform
 from sparse_lightning.compat.wrapped import unwrapped
 from sparse_lightning.engine.configuration import Configuration, Update, masks_in, rewound
@@ -194,7 +195,7 @@ class Sparsifier:
         return self._attached().last_update.target >= self.final_target - 1e-9
 
     def sparsity(self) -> float:
-        """Return the fraction of weights in blocks that are zero, counted from the weights."""
+        """Return the fraction of weights in blocks that are zero, counted from the weights, each of them once."""
         return _zero_fraction(self._attached().scopes)
 
     def sparsities(self) -> dict[str, float]:
@@ -279,6 +280,5 @@ def _not_zero(scopes: Iterable[MaskedScope], masks: Mapping[str, Tensor]) -> lis
 
 
 def _zero_fraction(scopes: Iterable[MaskedScope]) -> float:
-    blocks = [block for scope in scopes for block in scope.scope.blocks()]
-    weights = sum(block.numel() for block in blocks)
-    return sum(int(block.zeros()) for block in blocks) / weights if weights else 0.0
+    zero, weights = count_zeros(block for scope in scopes for block in scope.scope.blocks())
+    return zero / weights if weights else 0.0

@@ -1,4 +1,4 @@
-"""resolve: apply patterns to a model such that each weight belongs to at most one block."""
+"""resolve: apply patterns to a model such that each weight belongs to one block, or to two units that cross."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.compat.torch import is_fsdp1_flattened
 from sparse_lightning.errors import PatternError
 from sparse_lightning.layout import Layout
+from sparse_lightning.layout.crossing import meet
 from sparse_lightning.patterns.given import Patterns, labelled
-from sparse_lightning.patterns.names import Names
+from sparse_lightning.patterns.names import Names, may_share
 from sparse_lightning.patterns.pattern import Attachment, NamedScope, Pattern
 
 
@@ -22,7 +23,8 @@ def resolve(patterns: Patterns, model: nn.Module) -> list[Attachment]:
 
     The first match wins: `Blocks`, `NM`, `Filters` and `Strided` skip parameters that an earlier pattern claimed. Other
     patterns, blocks and scopes raise an error if they need such a parameter. Two blocks that share a weight raise an
-    error, too.
+    error, too, unless both are units that cross: a weight between two layers of pruned channels belongs to a channel
+    that it computes, and to one that it reads.
 
     Args:
         patterns: in order of precedence: patterns, and blocks and scopes on parameters of the model. The keys of a
@@ -58,7 +60,7 @@ def check_apart(some: Iterable[NamedScope], others: Iterable[NamedScope]) -> Non
         taken.setdefault(id(spec.param), []).append((name, spec.view.layout))
     for name, spec in _specs(some):
         for other, layout in taken.get(id(spec.param), ()):
-            if _meet(spec.view.layout, layout):
+            if meet(spec.view.layout, layout):
                 raise PatternError(
                     f"{name} and {other} of another callback claim the same weights, in a parameter of shape "
                     f"{tuple(spec.param.shape)}: a weight can belong to one block only. Change the names in one of the "
@@ -90,6 +92,7 @@ def _check_not_flattened(names: Names) -> None:
 class _Claim:
     pattern: Pattern
     layout: Layout
+    units: Layout | None
 
 
 class _Claims:
@@ -101,20 +104,21 @@ class _Claims:
 
     def add(self, pattern: Pattern, found: Sequence[Attachment]) -> None:
         """Record the claims of a pattern; raise a PatternError where weights are claimed twice."""
-        specs = [spec for made in found for block in made.scope.blocks() for spec in block.blocks()]
-        for spec in specs:
-            self._check(pattern, spec)
-            self._of.setdefault(id(spec.param), []).append(_Claim(pattern, spec.view.layout))
-        for spec in specs:
-            self._names.claim(spec.param, str(pattern))
+        specs = [(made, spec) for made in found for block in made.scope.blocks() for spec in block.blocks()]
+        for made, spec in specs:
+            claim = _Claim(pattern, spec.view.layout, _units(made, spec))
+            self._check(claim, spec)
+            self._of.setdefault(id(spec.param), []).append(claim)
+        for made, spec in specs:
+            self._names.claim(spec.param, str(pattern), _units(made, spec))
 
-    def _check(self, pattern: Pattern, spec: BlockSpec) -> None:
-        layout = spec.view.layout
+    def _check(self, new: _Claim, spec: BlockSpec) -> None:
+        pattern, layout = new.pattern, new.layout
         where = f"{self._names.name_of(spec.param) or spec.name} of shape {tuple(spec.param.shape)}"
         if not layout.is_injective():
             raise PatternError(f"{pattern} has a weight of {where} twice in {spec}: use strides that do not overlap")
         for claim in self._of.get(id(spec.param), ()):
-            if _meet(layout, claim.layout):
+            if meet(layout, claim.layout) and not may_share(new.units, claim.units):
                 raise PatternError(
                     f"{pattern} needs weights of {where} that are already claimed by {claim.pattern}: a weight can "
                     "belong to one block only. Change the order of the patterns (Blocks, NM, Filters and Strided skip "
@@ -125,10 +129,8 @@ class _Claims:
                 )
 
 
-def _meet(one: Layout, other: Layout) -> bool:
-    """Whether two layouts share an element. Comparing their bounds first avoids most exact tests."""
-    (low, high), (other_low, other_high) = one.span, other.span
-    return low <= other_high and other_low <= high and one.overlaps(other)
+def _units(made: Attachment, spec: BlockSpec) -> Layout | None:
+    return spec.view.layout if made.has_units else None
 
 
 def _with_unique_names(made: list[Attachment]) -> list[Attachment]:

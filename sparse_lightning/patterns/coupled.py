@@ -75,7 +75,7 @@ def couple(pattern: Pattern, name: str, pieces: Sequence[Piece]) -> Attachment:
         specs.append(BlockSpec(view, (1, *(-1,) * (ndim - 1)), name=piece.name))
     readers = [spec for piece, spec in zip(pieces, specs, strict=True) if piece.reads]
     block = specs[0] if len(specs) == 1 else BlockCoupling(specs, name=name, readers=readers)
-    return Attachment(name, pattern.label, ScopeSpec(block, name=name))
+    return Attachment(name, pattern.label, ScopeSpec(block, name=name), has_units=True)
 
 
 def _without_ones(layout: Layout) -> Layout:

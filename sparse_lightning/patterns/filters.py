@@ -63,7 +63,8 @@ class Filters(Pattern):
         norms = find_by_text(self, names, self.norm) if self.norm else None
         readers = find_by_text(self, names, self.into) if self.into else None
         made = []
-        for name in self.drop_claimed(names, list(found)):
+        rows = {name: layer.rows() for name, (layer, _) in found.items()}
+        for name in self.drop_claimed(names, list(found), rows):
             layer, text = found[name]
             pieces = self._filters(layer)
             units = layer.rows().shape[0]

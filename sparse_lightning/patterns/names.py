@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from sparse_lightning.errors import PatternError, did_you_mean
+from sparse_lightning.layout import Layout
+from sparse_lightning.layout.crossing import meet, units_cross
 
 _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))"
@@ -91,7 +93,7 @@ class Names:
         self.model = model
         self.parameters: dict[str, nn.Parameter] = {}
         self.modules: dict[str, nn.Module] = {}
-        self.owners: dict[int, str] = {}
+        self._claims: dict[int, list[tuple[str, Layout | None]]] = {}
         self._full: dict[str, str] = {}
         for full, module in model.named_modules(remove_duplicate=False):
             self.modules[plain_name(full)] = module
@@ -130,13 +132,24 @@ class Names:
         """Return the first name of a parameter; None if it is not in the model."""
         return self._name_of.get(id(parameter))
 
-    def claim(self, parameter: Tensor, owner: str) -> None:
-        """Record the pattern that claims a parameter; the first claim wins."""
-        self.owners.setdefault(id(parameter), owner)
+    def claim(self, parameter: Tensor, owner: str, units: Layout | None = None) -> None:
+        """Record the pattern that claims a parameter, and the layout of its units if they may cross others."""
+        self._claims.setdefault(id(parameter), []).append((owner, units))
 
-    def owner_of(self, parameter: Tensor) -> str | None:
-        """Return the pattern that claimed a parameter; None if it is unclaimed."""
-        return self.owners.get(id(parameter))
+    def owner_of(self, parameter: Tensor, units: Layout | None = None) -> str | None:
+        """Return the first pattern that claimed a parameter; None if it is unclaimed.
+
+        Args:
+            parameter: of the model.
+            units: the layout of units of this parameter; claims that they only cross do not count.
+        """
+        claims = self._claims.get(id(parameter), ())
+        return next((owner for owner, other in claims if not may_share(units, other)), None)
+
+
+def may_share(one: Layout | None, other: Layout | None) -> bool:
+    """Whether units of one parameter may be pruned apart: they share no weight, or cross as rows and columns do."""
+    return one is not None and other is not None and (not meet(one, other) or units_cross(one, other))
 
 
 def _check_not_lazy(found: Mapping[str, Iterable[nn.Parameter]]) -> None:

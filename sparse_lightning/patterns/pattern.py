@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import ClassVar, Protocol
@@ -14,6 +14,7 @@ from typing_extensions import TypeAliasType
 
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.errors import CouplingError, LayoutError, PatternError
+from sparse_lightning.layout import Layout
 from sparse_lightning.patterns.names import Names, nearest
 
 Globs = TypeAliasType("Globs", str | Sequence[str])
@@ -29,12 +30,15 @@ class Attachment:
         pattern: the label of the pattern, for logs.
         scope: the blocks that compete.
         final: the final sparsity if the pattern fixes it, as N:M does; None leaves it to the budget.
+        has_units: whether each block is a unit of the model, such as a channel, that may cross other units: rows of a
+            weight belong to the units that it computes, and columns to those that it reads.
     """
 
     name: str
     pattern: str
     scope: SparseScope
     final: float | None = None
+    has_units: bool = False
 
 
 class NamedScope(Protocol):
@@ -113,13 +117,20 @@ class Pattern(ABC):
             )
         return self.drop_claimed(names, fit)
 
-    def drop_claimed(self, names: Names, found: Sequence[str]) -> list[str]:
-        """Drop the parameters that an earlier pattern claimed; raise a PatternError if none are left."""
-        left = [name for name in found if names.owner_of(names.parameters[name]) is None]
+    def drop_claimed(self, names: Names, found: Sequence[str], units: Mapping[str, Layout] | None = None) -> list[str]:
+        """Drop the parameters that an earlier pattern claimed; raise a PatternError if none are left.
+
+        Args:
+            names: of the model.
+            found: the names of parameters.
+            units: by name, the layout of their units, which may cross units that are claimed.
+        """
+        owners = {name: names.owner_of(names.parameters[name], (units or {}).get(name)) for name in found}
+        left = [name for name, owner in owners.items() if owner is None]
         if not left:
-            owners = dict.fromkeys(str(names.owner_of(names.parameters[name])) for name in found)
+            claimed = " and ".join(dict.fromkeys(map(str, owners.values())))
             raise PatternError(
-                f"{self} matches no unclaimed parameter: {_some(found)} already claimed by {' and '.join(owners)}. "
+                f"{self} matches no unclaimed parameter: {_some(found)} already claimed by {claimed}. "
                 "The first match wins: change the order of the patterns, or remove this one"
             )
         return left

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -49,9 +49,8 @@ class NativeFill:
         built = library(SOURCE)
         assert built is not None, "`is_available` was checked"
         self._kernel = built.fill
-        rows, pairs, self._total = _table(windows, sizes)
-        self._count = len(rows)
-        self._windows, self._pairs = (torch.tensor(table, dtype=torch.int64) for table in (rows, pairs))
+        phases = sorted({window.phase for window in windows})
+        self._tables = [_Table([w for w in windows if w.phase == phase], sizes) for phase in phases]
         self._pointers: Sequence[int] = ()
         self._addresses = torch.empty(0, dtype=torch.int64)
 
@@ -64,9 +63,22 @@ class NativeFill:
         """
         if pointers != self._pointers:
             self._pointers, self._addresses = pointers, torch.tensor(pointers, dtype=torch.int64)
+        for table in self._tables:
+            table.fill(self._kernel, self._addresses, mask)
+
+
+class _Table:
+    """Windows that share no element: threads may write to them in any order."""
+
+    def __init__(self, windows: Sequence[Window], sizes: Sequence[int]) -> None:
+        rows, pairs, self._total = _rows(windows, sizes)
+        self._count = len(rows)
+        self._windows, self._pairs = (torch.tensor(table, dtype=torch.int64) for table in (rows, pairs))
+
+    def fill(self, kernel: Callable[..., None], addresses: Tensor, mask: Tensor) -> None:
         threads = torch.get_num_threads() if self._total > SMALL else 1
-        self._kernel(
-            ctypes.c_void_p(self._addresses.data_ptr()),
+        kernel(
+            ctypes.c_void_p(addresses.data_ptr()),
             ctypes.c_void_p(self._windows.data_ptr()),
             ctypes.c_int64(self._count),
             ctypes.c_void_p(self._pairs.data_ptr()),
@@ -77,7 +89,7 @@ class NativeFill:
         )
 
 
-def _table(windows: Sequence[Window], sizes: Sequence[int]) -> tuple[list[list[int]], list[list[int]], int]:
+def _rows(windows: Sequence[Window], sizes: Sequence[int]) -> tuple[list[list[int]], list[list[int]], int]:
     """Return the rows of windows and of pairs, in bytes, and the bytes of all windows."""
     rows: list[list[int]] = []
     pairs: list[list[int]] = []

@@ -27,12 +27,14 @@ class Window(NamedTuple):
         offset: of the first element, from the first element of the tensor.
         mask: the position of the first block in the flat mask.
         pairs: the dimensions, largest strides first.
+        phase: windows of one phase share no element, so that threads may write to them at the same time.
     """
 
     tensor: int
     offset: int
     mask: int
     pairs: tuple[Pair, ...]
+    phase: int = 0
 
 
 def window(tensor: int, elements: Layout, mask: Layout, order: Sequence[int]) -> Window:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.sparse_block import SparseBlock
+from sparse_lightning.blocks.union import count_zeros
 from sparse_lightning.errors import LayoutError
 from sparse_lightning.metrics.functional.fraction import fraction
 
@@ -21,7 +22,7 @@ def block_sparsity(blocks: ScopesOrBlocks) -> Tensor:
     """Return the fraction of weights in blocks that are entirely zero (1 − density), as an fp32 scalar.
 
     A block counts if all of its weights are exactly zero, in all parameters that it couples; NaN is not zero. Blocks
-    are weighted by their size. The sparsity of no blocks is 0. A block that is passed twice counts twice.
+    are weighted by their size; a weight in several of them counts once. The sparsity of no blocks is 0.
 
     Args:
         blocks: a scope, a block, or an iterable of them.
@@ -36,11 +37,9 @@ def block_sparsity(blocks: ScopesOrBlocks) -> Tensor:
 
 def _block_sparsity_update(blocks: ScopesOrBlocks) -> tuple[Tensor, Tensor]:
     """Return the number of weights in zero blocks and of all weights."""
-    zero = total = torch.zeros((), dtype=torch.int64)
-    for block in _each_block(blocks):
-        found = block.zeros()
-        zero = zero.to(found.device) + found
-        total = total.to(found.device) + block.numel()
+    listed = list(_each_block(blocks))
+    device = listed[0].blocks()[0].param.device if listed else None
+    zero, total = (torch.tensor(n, dtype=torch.int64, device=device) for n in count_zeros(listed))
     return zero, total
 
 
