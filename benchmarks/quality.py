@@ -11,7 +11,6 @@ constant sparsity, from a random mask. `--only NAME …` selects rows. The sprea
 from __future__ import annotations
 
 import argparse
-import gzip
 import statistics
 import warnings
 from collections.abc import Callable, Iterable
@@ -22,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
 
 import sparse_lightning as sl
-from sparse_lightning.data import Digits
+from sparse_lightning.data import Digits, FashionMnist
 from sparse_lightning.schedules import Schedule
 
 SPARSITY, STEPS, BATCH, IMAGES, WIDTH = 0.95, 300, 128, 12_800, 512
@@ -40,30 +40,19 @@ class Task:
     test: tuple[Tensor, Tensor]
 
 
-def read_idx(folder: Path, name: str) -> Tensor:
-    """Return the bytes of an idx file, plain or gzip, as a tensor of its shape."""
-    plain, packed = folder / name, folder / f"{name}.gz"
-    data = plain.read_bytes() if plain.exists() else gzip.decompress(packed.read_bytes())
-    shape = [int.from_bytes(data[4 + 4 * i : 8 + 4 * i], "big") for i in range(data[3])]
-    return torch.frombuffer(bytearray(data[4 + 4 * len(shape) :]), dtype=torch.uint8).view(shape)
-
-
 def fashion_mnist(folder: Path) -> Task:
     """Return the first training images, and all test images, with mean 0 and variance 1."""
-    sets = []
-    for kind in ("train", "t10k"):
-        images = read_idx(folder, f"{kind}-images-idx3-ubyte").flatten(1).float()
-        sets.append((images, read_idx(folder, f"{kind}-labels-idx1-ubyte").long()))
-    (train, labels), (test, test_labels) = sets
-    train, labels = train[:IMAGES], labels[:IMAGES]
-    mean, std = train.mean(), train.std()
-    return Task("Fashion-MNIST", ((train - mean) / std, labels), ((test - mean) / std, test_labels))
+    return rows_of("Fashion-MNIST", *FashionMnist(str(folder), images=IMAGES).sets())
 
 
 def digits() -> Task:
     """Return scikit-learn's digits."""
-    train, test = (part.tensors for part in Digits().sets())
-    return Task("digits", (train[0].flatten(1), train[1]), (test[0].flatten(1), test[1]))
+    return rows_of("digits", *Digits().sets())
+
+
+def rows_of(name: str, *sets: TensorDataset) -> Task:
+    """Return a task of two sets of images, each as a row of pixels."""
+    return Task(name, *((images.flatten(1), labels) for images, labels in (part.tensors for part in sets)))
 
 
 def accuracy(task: Task, seed: int, sparsifier: sl.Sparsifier | None) -> float:

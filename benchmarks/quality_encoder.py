@@ -10,18 +10,17 @@ blocks are zero. What a row does not name has the default of the library. The sp
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModel, AutoTokenizer
 
 import sparse_lightning as sl
+from sparse_lightning.data import LabelledText
+from sparse_lightning.models import TextClassifier
 
 STEPS, BATCH, TOKENS, LABELS, EACH, TEST = 100, 16, 24, 10, 300, 1000
 WEIGHTS = r"re:.*\.layer\.\d+\..*(query|key|value|dense)\.weight"
@@ -36,42 +35,15 @@ class Texts:
 
 
 def read(file: Path, encoder: Path) -> Texts:
-    """Return as many texts of each of the most frequent labels, in random order."""
-    pairs = [line.split("\t", 1) for line in file.read_text("utf-8").splitlines() if "\t" in line]
-    kept = [label for label, _ in Counter(label for label, _ in pairs).most_common(LABELS)]
-    random.Random(0).shuffle(pairs)
-    by_label = {label: [text for found, text in pairs if found == label][: EACH + TEST // LABELS] for label in kept}
-    parts = []
-    for cut in (slice(EACH), slice(EACH, None)):
-        texts = [(text, i) for i, label in enumerate(kept) for text in by_label[label][cut]]
-        tokenizer = AutoTokenizer.from_pretrained(encoder)
-        options = {"padding": "max_length", "truncation": True, "max_length": TOKENS, "return_tensors": "pt"}
-        encoded = tokenizer([text for text, _ in texts], **options)
-        ids = torch.stack([encoded["input_ids"], encoded["attention_mask"]], 1)
-        parts.append((ids, torch.tensor([label for _, label in texts])))
-    return Texts(*parts)
-
-
-class Classifier(nn.Module):
-    """The encoder, the mean of its last states, and a linear layer."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.encoder = AutoModel.from_pretrained(folder)
-        self.head = nn.Linear(self.encoder.config.hidden_size, LABELS)
-
-    def forward(self, texts: Tensor) -> Tensor:
-        """Return one logit for each label."""
-        ids, mask = texts.unbind(1)
-        states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        weights = mask.unsqueeze(-1).to(states.dtype)
-        return self.head((states * weights).sum(1) / weights.sum(1))
+    """Return as many texts of each of the most frequent labels."""
+    each = {"labels": LABELS, "train_texts": EACH, "val_texts": TEST // LABELS, "tokens": TOKENS}
+    return Texts(*(part.tensors for part in LabelledText(str(file), str(encoder), **each).sets()))
 
 
 def accuracy(texts: Texts, folder: Path, seed: int, sparsifier: sl.Sparsifier | None, steps: int) -> float:
     """Fine-tune one model; return the percentage of test texts that it classifies correctly."""
     torch.manual_seed(seed)
-    model, (ids, labels) = Classifier(folder), texts.train
+    model, (ids, labels) = TextClassifier(path=str(folder), classes=LABELS), texts.train
     model.train()
     groups = [{"params": model.encoder.parameters(), "lr": 1e-4}, {"params": model.head.parameters(), "lr": 1e-2}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.01)

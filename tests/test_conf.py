@@ -16,8 +16,8 @@ OWN = str(Path(__file__).parent / "own_conf")
 OPTIONS = [(file.parent.name, file.stem) for file in sorted((ROOT / "conf").glob("*/*.yaml"))]
 OPTIONS = [(group, option) for group, option in OPTIONS if group != "recipe"]  # test_recipes.py runs these
 GROUPS = {
-    "model": {"digits_mlp", "digits_vit", "digits_conv", "gpt", "hlb_cifar10", "huggingface"},
-    "data": {"digits", "stdlib_text", "cifar10", "text_file"},
+    "model": {"digits_mlp", "digits_vit", "digits_conv", "gpt", "hlb_cifar10", "huggingface", "text_classifier"},
+    "data": {"digits", "stdlib_text", "cifar10", "text_file", "fashion_mnist", "labelled_text"},
     "trainer": {"cpu", "gpu", "ddp", "fsdp2", "fsdp2_tp"},
     "optimizer": {"adamw", "sgd"},
     "pattern": {"blocks", "nm", "filters", "neurons", "heads", "heads_and_neurons", "strided"},

@@ -8,17 +8,26 @@ import shlex
 from pathlib import Path
 
 import pytest
+from small_data import save_bert, write_fashion, write_labelled
 
 from sparse_lightning.app.catalog import CONF, purpose
 from sparse_lightning.app.check import check
 from sparse_lightning.app.compose import compose
 from sparse_lightning.app.run import run
+from sparse_lightning.errors import ConfigError
 
 RECIPES = sorted(path.stem for path in (CONF / "recipe").glob("*.yaml"))
 SMALLER = {"hlb_cifar10": ["model.widths=[16,32,64]", "model.stem=16", "data.batch_size=8", "data.made=64"]}
 """Overrides that make one batch of a recipe cheap."""
 PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"
-NEEDS = {"finetune_transformer": "transformers"}
+NEEDS = {"finetune_transformer": "transformers", "finetune_encoder": "transformers"}
+FILES = {
+    "fashion_blocks": lambda folder: [f"data.folder={write_fashion(folder)}", "model.hidden=32"],
+    "fashion_filters": lambda folder: [f"data.folder={write_fashion(folder)}", "model.width=8", "model.hidden=16"],
+    "finetune_encoder": lambda folder: [f"data.path={write_labelled(folder / 'texts.tsv')}", *FEW_TEXTS],
+}
+"""For each recipe on data of the user's: writes small files, and returns the overrides that name them."""
+FEW_TEXTS = ["data.labels=3", "data.val_texts=10"]
 
 
 def test_the_recipes_that_are_promised_are_there():
@@ -36,7 +45,8 @@ def test_a_recipe_is_documented_and_runs(recipe, tmp_path, monkeypatch):
         pytest.importorskip(NEEDS[recipe])
     monkeypatch.chdir(tmp_path)
     quick = ["trainer.fast_dev_run=true", "trainer.enable_progress_bar=false", "logger=none"]
-    result = run(compose([f"recipe={recipe}", *quick, *SMALLER.get(recipe, [])]).plain(str(tmp_path / "run")))
+    smaller = [*SMALLER.get(recipe, []), *FILES.get(recipe, lambda folder: [])(tmp_path)]
+    result = run(compose([f"recipe={recipe}", *quick, *smaller]).plain(str(tmp_path / "run")))
     written = json.loads((tmp_path / "run" / "results.json").read_text("utf-8"))
     assert result.metric in written["sparse"].values(), f"{recipe}: its model logs no metric that it names"
     assert written["parameters"], f"{recipe}: its patterns match nothing"
@@ -59,6 +69,26 @@ def test_a_hugging_face_model_of_ones_own_runs_with_a_text_of_ones_own(tmp_path,
     overrides = ["recipe=finetune_transformer", *own, *short, "trainer.enable_progress_bar=false"]
     result = run(compose(overrides).plain(str(tmp_path / "run")))
     assert re.search(r"actual sparsity .* 0\.[45]\d", result.table), result.table
+
+
+def test_an_encoder_of_ones_own_is_fine_tuned_on_texts_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = [f"model.path={save_bert(tmp_path / 'bert')}", f"data.path={write_labelled(tmp_path / 'texts.tsv')}"]
+    quick = ["trainer.max_epochs=6", "trainer.enable_progress_bar=false", "update_every=1", "optimizer.lr=0.001"]
+    overrides = ["recipe=finetune_encoder", *paths, *FEW_TEXTS, "data.batch_size=10", *quick, "compare_dense=false"]
+    result = run(compose(overrides).plain(str(tmp_path / "run")))
+    assert re.search(r"actual sparsity .* 0\.[45]\d", result.table), result.table
+    assert result.metric == 1.0, "the label is a word of each text"
+
+
+def test_what_a_recipe_lacks_is_named_with_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for recipe, given, wanted in (
+        ("fashion_blocks", "data.folder=none_here", "apt-get install dataset-fashion-mnist"),
+        ("finetune_encoder", "data.path=none_here", "apt-cache dumpavail"),
+    ):
+        with pytest.raises(ConfigError, match=wanted):
+            run(compose([f"recipe={recipe}", given]).plain(str(tmp_path / "run")))
 
 
 def test_a_pretrained_model_is_fine_tuned_without_a_dense_baseline():

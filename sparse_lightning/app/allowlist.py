@@ -25,8 +25,8 @@ ALLOWED: dict[str, str] = {
         "Uniform Gradual Proximal PruneOnce RigL SET Soft AdamFisher AverageTaylor EMA ElementwiseTaylor Fisher "
         "Gradient Magnitude Movement Random Sensitivity Taylor Wanda BlockSparsity MaskChurn MaskOverlap Layout"
     ),
-    "sparse_lightning.models": "DigitsConv DigitsMLP DigitsViT GPT HlbCifar10 HuggingFace",
-    "sparse_lightning.data": "Cifar10 Digits StdlibText TextFile",
+    "sparse_lightning.models": "DigitsConv DigitsMLP DigitsViT GPT HlbCifar10 HuggingFace TextClassifier",
+    "sparse_lightning.data": "Cifar10 Digits FashionMnist LabelledText StdlibText TextFile",
     "sparse_lightning.export": "KeptBlocks Weights",
     "sparse_lightning.callbacks.strategy": "Sharded",
     "sparse_lightning.report.metrics_file": "MetricsFile",
@@ -122,8 +122,11 @@ FILES: dict[str, str] = {
 
 INPUTS: dict[str, str] = {
     "sparse_lightning.data.Cifar10": "folder",
+    "sparse_lightning.data.FashionMnist": "folder",
+    "sparse_lightning.data.LabelledText": "path tokenizer",
     "sparse_lightning.data.TextFile": "path tokenizer",
     "sparse_lightning.models.HuggingFace": "path",
+    "sparse_lightning.models.TextClassifier": "path",
 }
 """Arguments that are files or folders to read."""
 

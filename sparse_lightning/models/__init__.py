@@ -10,6 +10,7 @@ from sparse_lightning.models.gpt import GPT
 from sparse_lightning.models.hlb_cifar10 import HlbCifar10
 from sparse_lightning.models.huggingface import HuggingFace
 from sparse_lightning.models.language_model import LanguageModel
+from sparse_lightning.models.text_classifier import TextClassifier
 
 __all__ = [
     "GPT",
@@ -20,4 +21,5 @@ __all__ = [
     "HlbCifar10",
     "HuggingFace",
     "LanguageModel",
+    "TextClassifier",
 ]

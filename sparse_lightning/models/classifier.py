@@ -1,4 +1,4 @@
-"""Classifier: the base class of image classifiers: loss, accuracy and optimizer."""
+"""Classifier: the base class of classifiers: loss, accuracy and optimizer."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Classifier(Shardable):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the cross entropy."""
-        images, labels = batch
-        loss = cross_entropy(self(images), labels, label_smoothing=self.label_smoothing)
+        inputs, labels = batch
+        loss = cross_entropy(self(inputs), labels, label_smoothing=self.label_smoothing)
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Log the cross entropy and the accuracy."""
-        images, labels = batch
-        logits = self(images)
+        inputs, labels = batch
+        logits = self(inputs)
         self.accuracy(logits, labels)
         self.log("val_loss", cross_entropy(logits, labels), sync_dist=True)
         self.log("val_accuracy", self.accuracy, prog_bar=True)

@@ -1,4 +1,4 @@
-"""DigitsConv: a convolutional network in channels_last for the handwritten digits."""
+"""DigitsConv: a convolutional network in channels_last for small grey images, such as the handwritten digits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DigitsConv(Classifier):
         self.to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images `(batch, 1, 8, 8)` → logits `(batch, 10)`."""
+        """Images such as `(batch, 1, 8, 8)` → logits `(batch, 10)`."""
         x = torch.relu(self.norm(self.stem(images.to(memory_format=torch.channels_last))))
         for i, stage in enumerate(self.stages):
             x = stage(self.pool(x) if i else x)
