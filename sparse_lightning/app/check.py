@@ -19,6 +19,7 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     "seed": (int, "a whole number"),
     "update_every": (int | None, "a whole number or null"),
     "observe_every": (int | None, "a whole number or null"),
+    "masks": (str | None, '"from weights" or null'),
     "checkpoint_every": (int, "a whole number"),
     "compare_dense": (bool, "true or false"),
     "ckpt_path": (str | None, '"last", a path or null'),

@@ -14,6 +14,7 @@ from torch import nn
 
 from sparse_lightning.app.trust import instantiate
 from sparse_lightning.callbacks import SparsityCallback
+from sparse_lightning.engine.first_masks import check_first_masks
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import ConfigError, SparseLightningError, UntrustedError
 from sparse_lightning.export import Exporter
@@ -49,8 +50,10 @@ class Factory:
         made = {name: self._made(name) for name in ("schedule", "method", "budget")}
         made["criterion"] = self._made("criterion") if self.config["criterion"] else None
         patterns = [self._make(node, f"pattern.{name}") for name, node in self.config["pattern"].items()]
+        with at("masks"):
+            check_first_masks(self.config["masks"])
         with at("update_every"):
-            settings = {name: self.config[name] for name in ("update_every", "observe_every", "seed")}
+            settings = {name: self.config[name] for name in ("update_every", "observe_every", "seed", "masks")}
             return SparsityCallback(patterns, **made, **settings)
 
     def logger(self) -> Any:

@@ -16,6 +16,7 @@ from sparse_lightning.callbacks.gradients import needs_masked_gradients
 from sparse_lightning.callbacks.ranking import ranking_advice
 from sparse_lightning.compat.lightning import state_key
 from sparse_lightning.engine.configuration import Update
+from sparse_lightning.engine.first_masks import FirstMasks
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import PatternError
 from sparse_lightning.flow import Criterion
@@ -32,11 +33,13 @@ class SparsityCallback(L.Callback):
     not changed: its classes, parameter names, buffers and checkpoints are those of the dense model.
 
     Args:
-        patterns: which parameters are divided into which blocks: a list or a mapping of patterns, and of blocks and
-            scopes on parameters of the model.
-        schedule: the target sparsity at each optimizer step; floats are fractions of the run.
-        criterion: scores the blocks. The default is `AverageTaylor()`; `Magnitude()` if a parameter is frozen; for N:M
-            patterns alone `Wanda()`, or `Magnitude()` if a weight is not that of a linear or convolutional layer.
+        patterns: which parameters are divided into which blocks: a pattern, a list or a mapping of patterns, and of
+            blocks and scopes on parameters of the model.
+        schedule: the target sparsity at each optimizer step; its floats are fractions of the run. A number is the
+            sparsity of a `Constant`.
+        criterion: scores the blocks, an object or its name, such as "taylor". The default is `AverageTaylor()`;
+            `Magnitude()` if a parameter is frozen; for N:M patterns alone `Wanda()`, or `Magnitude()` if a weight is
+            not that of a linear or convolutional layer.
         method: what happens at an update; the default is `Gradual()`.
         budget: splits the target over the scopes; the default is `Uniform()`.
         update_every: the optimizer steps between two updates; None makes about 30 over the schedule.
@@ -45,6 +48,8 @@ class SparsityCallback(L.Callback):
         observe_every: the optimizer steps between two runs of a criterion that keeps state, such as a moving average:
             it observes gradients at this rhythm, and masks change at updates only. None observes every step if the
             criterion reads gradients, otherwise updates only.
+        masks: what is pruned from the start: masks by name, as `Sparsifier.masks` has them, or "from weights" for
+            the blocks that are zero in a pruned model. None starts dense. A state that is loaded comes first.
 
     Example:
         >>> from sparse_lightning.patterns import Blocks
@@ -56,17 +61,18 @@ class SparsityCallback(L.Callback):
     def __init__(
         self,
         patterns: Patterns,
-        schedule: Schedule,
-        criterion: Criterion | None = None,
-        method: Method | None = None,
-        budget: Budget | None = None,
+        schedule: Schedule | float,
+        criterion: Criterion | str | None = None,
+        method: Method | str | None = None,
+        budget: Budget | str | None = None,
         update_every: int | None = None,
         seed: int = 0,
         lowering: str | None = None,
         observe_every: int | None = None,
+        masks: FirstMasks = None,
     ) -> None:
         parts = schedule, criterion, method, budget
-        self.sparsifier = Sparsifier(patterns, *parts, update_every, seed, lowering, observe_every)
+        self.sparsifier = Sparsifier(patterns, *parts, update_every, seed, lowering, observe_every, masks)
         self._was_loaded = False
         self._logged: Update | None = None
         self._finished_at: int | None = None

@@ -327,6 +327,11 @@ class Engine:
     def _has_update_in(self, steps: Iterable[int]) -> bool:
         return any(self.schedule.is_update(i, self.configuration.update_every) for i in steps)
 
+    def start_with(self, masks: Mapping[str, Tensor]) -> None:
+        """Prune the blocks of masks, by name, before the first update."""
+        self._buffer.replace(self._buffer.from_names(masks))
+        self.hold()
+
     def state_dict(self) -> dict[str, Any]:
         """Return masks, state of the flows, and the position in the schedule: tensors and numbers only."""
         return {

@@ -17,13 +17,16 @@ from sparse_lightning.compat.wrapped import unwrapped
 from sparse_lightning.engine.configuration import Configuration, Update, masks_in, rewound
 from sparse_lightning.engine.defaults import in_force, resumed, warn_of_rhythm
 from sparse_lightning.engine.engine import Engine
+from sparse_lightning.engine.first_masks import FirstMasks, check_first_masks, first_masks, warn_of_zeros
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.engine.ranks import is_rank_zero
+from sparse_lightning.engine.short_forms import as_budget, as_criterion, as_method, as_schedule
 from sparse_lightning.errors import ShortRunWarning, SparseLightningError, SparsityError
 from sparse_lightning.flow import Criterion
 from sparse_lightning.kernels.block_score import check_lowering
 from sparse_lightning.methods import Gradual, Method
 from sparse_lightning.patterns import Patterns, summary
+from sparse_lightning.patterns.given import collected
 from sparse_lightning.renamed import renamed_attribute
 from sparse_lightning.schedules import Schedule
 
@@ -32,11 +35,12 @@ class Sparsifier:
     """Trains a model to structured sparsity, in any loop that calls a torch optimizer.
 
     Args:
-        patterns: which parameters are divided into which blocks: a list or a mapping of patterns, and of blocks and
-            scopes on parameters of the model.
-        schedule: the target sparsity at each optimizer step.
-        criterion: scores the blocks. The default is `AverageTaylor()`; `Magnitude()` if a parameter is frozen; for N:M
-            patterns alone `Wanda()`, or `Magnitude()` if a weight is not that of a linear or convolutional layer.
+        patterns: which parameters are divided into which blocks: a pattern, a list or a mapping of patterns, and of
+            blocks and scopes on parameters of the model.
+        schedule: the target sparsity at each optimizer step; a number is that of a `Constant`.
+        criterion: scores the blocks, an object or its name, such as "taylor". The default is `AverageTaylor()`;
+            `Magnitude()` if a parameter is frozen; for N:M patterns alone `Wanda()`, or `Magnitude()` if a weight is
+            not that of a linear or convolutional layer.
         method: what happens at an update; the default is `Gradual()`.
         budget: splits the target over the scopes; the default is `Uniform()`.
         update_every: the optimizer steps between two updates; None makes about 30 over the schedule.
@@ -45,6 +49,8 @@ class Sparsifier:
         observe_every: the optimizer steps between two runs of a criterion that keeps state, such as a moving average:
             it observes gradients at this rhythm, and masks change at updates only. None observes every step if the
             criterion reads gradients, otherwise updates only.
+        masks: what is pruned from the start: masks by name, as the attribute `masks` has them, or "from weights" for
+            the blocks that are zero in a pruned model. None starts dense. A state that is loaded comes first.
 
     Example:
         >>> import torch
@@ -66,24 +72,31 @@ class Sparsifier:
     def __init__(
         self,
         patterns: Patterns,
-        schedule: Schedule,
-        criterion: Criterion | None = None,
-        method: Method | None = None,
-        budget: Budget | None = None,
+        schedule: Schedule | float,
+        criterion: Criterion | str | None = None,
+        method: Method | str | None = None,
+        budget: Budget | str | None = None,
         update_every: int | None = None,
         seed: int = 0,
         lowering: str | None = None,
         observe_every: int | None = None,
+        masks: FirstMasks = None,
     ) -> None:
         if observe_every is not None and observe_every < 1:
             raise SparsityError(f"observe_every={observe_every} is out of range: pass 1 or more optimizer steps")
         if update_every is not None and update_every < 1:
             raise SparsityError(f"update_every={update_every} is out of range: pass 1 or more optimizer steps")
         patterns = unwrapped(patterns)
-        copied = dict(patterns) if isinstance(patterns, Mapping) else list(patterns)
         check_lowering(lowering)
-        parts = criterion, method or Gradual(), budget or Uniform()
-        self.configuration = Configuration(copied, schedule, *parts, update_every, seed, lowering, observe_every)
+        check_first_masks(masks)
+        parts = (
+            None if criterion is None else as_criterion(criterion),
+            Gradual() if method is None else as_method(method),
+            Uniform() if budget is None else as_budget(budget),
+        )
+        found, plan = collected(patterns), as_schedule(schedule)
+        self.configuration = Configuration(found, plan, *parts, update_every, seed, lowering, observe_every)
+        self._first_masks = masks
         self._engine: Engine | None = None
         self._pending: dict[str, Any] = {}
         self._is_own = False
@@ -114,12 +127,11 @@ class Sparsifier:
         listed = list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
         engine = Engine(resumed(self.configuration, self._pending), model, listed, total_steps)
         foreign = _not_zero(engine.scopes, masks_in(self._pending)) if self._is_own else []
-        if self._pending:
-            try:
-                engine.load_state_dict(self._pending)
-            except SparseLightningError:
-                engine.close()
-                raise
+        try:
+            self._start(engine)
+        except SparseLightningError:
+            engine.close()
+            raise
         self._engine, self._pending = engine, {}
         warn_of_rhythm(engine.configuration, total_steps)
         if foreign:
@@ -128,6 +140,15 @@ class Sparsifier:
                 "are zeroed now. To start dense, use a new Sparsifier or SparsityCallback for this model",
                 stacklevel=2,
             )
+
+    def _start(self, engine: Engine) -> None:
+        """Load the state of an earlier run, or take the first masks."""
+        if self._pending:
+            engine.load_state_dict(self._pending)
+        elif self._first_masks is not None:
+            engine.start_with(first_masks(self._first_masks, engine.scopes))
+        else:
+            warn_of_zeros(engine.scopes)
 
     def detach(self) -> None:
         """Remove the hooks and leave the model as it is. Masks and state are kept for the next `attach`.

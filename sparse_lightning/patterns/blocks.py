@@ -14,7 +14,7 @@ from sparse_lightning.blocks.view import View
 from sparse_lightning.errors import PatternError, did_you_mean
 from sparse_lightning.patterns.layer import Layer
 from sparse_lightning.patterns.names import Names
-from sparse_lightning.patterns.pattern import Attachment, Globs, Pattern, as_globs
+from sparse_lightning.patterns.pattern import Attachment, Globs, Pattern, as_globs, as_shape
 
 ScopeShape = TypeAliasType("ScopeShape", str | Sequence[int])
 """Which blocks compete: a name, or a shape in blocks."""
@@ -52,12 +52,12 @@ class Blocks(Pattern):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "match", as_globs(self.match))
-        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "shape", as_shape("shape", self.shape))
         if isinstance(self.scope, str) and self.scope not in _SCOPES:
             hint = did_you_mean(self.scope, _SCOPES)
             raise PatternError(f"there is no scope {self.scope!r}{hint} (or pass a shape in blocks)")
         if not isinstance(self.scope, str):
-            object.__setattr__(self, "scope", tuple(self.scope))
+            object.__setattr__(self, "scope", as_shape("scope", self.scope))
 
     def resolve(self, names: Names) -> list[Attachment]:
         """Return one attachment for each parameter."""

@@ -45,11 +45,11 @@ def check_pruned(
         >>> list(check_pruned(mlp, torch.ones(2, 4), [Neurons("0", "2")]))
         ['0 (neurons)']
     """
-    copy = deepcopy(model).eval()
+    copy = deepcopy(model)
     found = [each for each in resolve(patterns, copy) if any(block.readers() for block in each.scope.blocks())]
     if not found:
         raise PatternError(f"{patterns} couple no layers, so that there is nothing to check: remove this call")
-    trial = _Trial(copy, inputs, seed)
+    trial = _Trial(copy.eval(), inputs, seed)
     differences = {each.name: trial.difference(each) for each in found}
     wrong = {name: value for name, value in differences.items() if not value <= tolerance}
     if wrong:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,8 +18,14 @@ from sparse_lightning.patterns.pattern import Attachment, Pattern
 PatternLike = Pattern | SparseBlock | SparseScope
 """A pattern, or blocks or scopes on parameters of the model. The blocks of a `SparseBlock` compete in one scope."""
 
-Patterns = Sequence[PatternLike] | Mapping[str, PatternLike]
-"""Patterns in order of precedence; the keys of a mapping are their labels in logs and tables."""
+Patterns = PatternLike | Sequence[PatternLike] | Mapping[str, PatternLike]
+"""A pattern, or several in order of precedence; the keys of a mapping are their labels in logs and tables."""
+
+
+_PASS = (
+    "pass Blocks, NM, Filters, Neurons, Heads, Strided or Custom, or a BlockSpec, BlockCoupling, ScopeSpec or "
+    "ScopeCoupling"
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,22 @@ def _name_of(names: Names, parameter: Tensor, owner: object) -> str:
     return found
 
 
+def collected(patterns: Patterns) -> list[PatternLike] | dict[str, PatternLike]:
+    """Return patterns as a list or a dict of their own; a single pattern in a list.
+
+    Raises:
+        PatternError: for anything else.
+    """
+    if isinstance(patterns, PatternLike):
+        return [patterns]
+    if isinstance(patterns, Mapping):
+        return dict(patterns)
+    given: object = patterns  # whatever a caller without type checks passes
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise PatternError(f"{given!r} is not a pattern: {_PASS}")
+    return list(patterns)
+
+
 def as_list(patterns: Patterns) -> list[PatternLike]:
     """Return the patterns of a list or a mapping, in order.
 
@@ -66,7 +88,8 @@ def as_list(patterns: Patterns) -> list[PatternLike]:
         >>> [type(pattern).__name__ for pattern in as_list({"tiles": Blocks("*", (4, 4)), "rest": NM("*")})]
         ['Blocks', 'NM']
     """
-    return list(patterns.values()) if isinstance(patterns, Mapping) else list(patterns)
+    found = collected(patterns)
+    return list(found.values()) if isinstance(found, dict) else found
 
 
 def labelled(patterns: Patterns) -> Iterator[tuple[str, Pattern]]:
@@ -76,10 +99,7 @@ def labelled(patterns: Patterns) -> Iterator[tuple[str, Pattern]]:
     for i, given in enumerate(as_list(patterns)):
         pattern = Given(given) if isinstance(given, SparseBlock | SparseScope) else given
         if not isinstance(pattern, Pattern):
-            raise PatternError(
-                f"{given!r} is not a pattern: pass Blocks, NM, Filters, Neurons, Heads, Strided or Custom, or a "
-                "BlockSpec, BlockCoupling, ScopeSpec or ScopeCoupling"
-            )
+            raise PatternError(f"{given!r} is not a pattern: {_PASS}")
         if keys is not None:
             yield str(keys[i]), pattern
             continue

@@ -90,6 +90,10 @@ class Names:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise PatternError(
+                f"a {type(model).__name__} is not a model: pass the nn.Module itself, not its state dict or parameters"
+            )
         self.model = model
         self.parameters: dict[str, nn.Parameter] = {}
         self.modules: dict[str, nn.Module] = {}

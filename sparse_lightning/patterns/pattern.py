@@ -156,6 +156,21 @@ def as_globs(match: Globs) -> tuple[str, ...]:
     return globs
 
 
+def as_shape(role: str, given: object) -> tuple[int, ...]:
+    """Return a shape as a tuple; raise a PatternError if it is not a sequence of numbers.
+
+    Example:
+        >>> as_shape("shape", [4, 4])
+        (4, 4)
+    """
+    if not isinstance(given, Sequence) or not all(isinstance(n, int) for n in given):
+        raise PatternError(
+            f"{role}={given!r} is not a shape: pass a whole number for each dimension, such as (4, 4); (4,) is 4 along "
+            "the first and 1 along the others"
+        )
+    return tuple(given)
+
+
 def _some(found: Sequence[str]) -> str:
     names = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
     return f"{names} {'is' if len(found) == 1 else 'are'}"

@@ -12,7 +12,7 @@ from sparse_lightning.blocks.view import View
 from sparse_lightning.errors import PatternError, did_you_mean
 from sparse_lightning.layout import Layout
 from sparse_lightning.patterns.names import Names
-from sparse_lightning.patterns.pattern import Attachment, Globs, Pattern, as_globs
+from sparse_lightning.patterns.pattern import Attachment, Globs, Pattern, as_globs, as_shape
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Strided(Pattern):
     def __post_init__(self) -> None:
         object.__setattr__(self, "match", as_globs(self.match))
         object.__setattr__(self, "view", _as_given(self.view))
-        object.__setattr__(self, "block", tuple(self.block))
-        object.__setattr__(self, "scope", tuple(self.scope))
+        object.__setattr__(self, "block", as_shape("block", self.block))
+        object.__setattr__(self, "scope", as_shape("scope", self.scope))
 
     def __hash__(self) -> int:
         return hash((self.match, str(self.view), self.block, self.scope, self.edge))

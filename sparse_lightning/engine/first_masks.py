@@ -1,0 +1,73 @@
+"""The masks that a Sparsifier starts with: those that were passed, or those of the blocks that are zero."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from sparse_lightning.engine.masked_scope import MaskedScope
+from sparse_lightning.errors import PatternError
+from sparse_lightning.patterns.names import nearest
+
+FROM_WEIGHTS = "from weights"
+"""The value of `masks` that takes up the zeros of a pruned model."""
+
+FirstMasks = Mapping[str, Tensor] | str | None
+"""Masks by name as `Sparsifier.masks` returns them, `"from weights"`, or None for a dense start."""
+
+
+def check_first_masks(given: object) -> None:
+    """Raise a PatternError unless the value is a mapping of masks, `"from weights"` or None."""
+    if not (given is None or isinstance(given, Mapping) or (isinstance(given, str) and given == FROM_WEIGHTS)):
+        raise PatternError(
+            f"masks={given!r} are not masks: pass a mapping from names to boolean tensors, as Sparsifier.masks "
+            f"returns, or {FROM_WEIGHTS!r} for the zeros of a pruned model"
+        )
+
+
+def first_masks(given: Mapping[str, Tensor] | str, scopes: Iterable[MaskedScope]) -> dict[str, Tensor]:
+    """Return the masks that were passed, or those of all blocks that are zero; all ranks must call it.
+
+    Raises:
+        PatternError: if names or shapes do not fit the scopes.
+    """
+    blocks = {name: block for scope in scopes for name, block in scope.blocks.items()}
+    if isinstance(given, str):
+        return {name: block.norms() == 0 for name, block in blocks.items()}
+    for name in given:
+        if name not in blocks:
+            raise PatternError(f"masks has {name!r}, which no pattern finds in the model{nearest(name, blocks)}")
+    for name, block in blocks.items():
+        mask = given.get(name)
+        if mask is None:
+            raise PatternError(f"masks has no mask for {name}: pass one for each name in Sparsifier.masks")
+        if mask.dtype != torch.bool or tuple(mask.shape) != tuple(block.grid_shape):
+            raise PatternError(
+                f"masks has a tensor of {mask.dtype} and shape {tuple(mask.shape)} for {name}, whose grid of blocks "
+                f"has the shape {tuple(block.grid_shape)}: pass a boolean tensor of that shape, True = pruned"
+            )
+    return dict(given)
+
+
+def warn_of_zeros(scopes: Sequence[MaskedScope]) -> None:
+    """Warn where a model has pruned blocks and no masks hold them at zero; all ranks must call it.
+
+    A single zero block, such as the padding row of an embedding, and a parameter that is zero as a whole, such as one
+    that is initialised so, are not warned about.
+    """
+    found = {}
+    for scope in scopes:
+        for name, block in scope.blocks.items():
+            zeros = int((block.norms() == 0).sum())
+            if 1 < zeros < block.numblk():
+                found[name] = f"{zeros} of {block.numblk()} blocks of {name}"
+    if found:
+        some = ", ".join(list(found.values())[:3]) + (f" and those of {len(found) - 3} more" if len(found) > 3 else "")
+        warnings.warn(
+            f"{some} are zero, and training will change them, since no mask holds them: pass masks={FROM_WEIGHTS!r} to "
+            "keep the zeros of a pruned model, or load the state of the Sparsifier that pruned it",
+            stacklevel=3,
+        )
