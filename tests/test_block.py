@@ -174,7 +174,7 @@ def test_counts():
             "error",
             r"block \(3, 2\) does not fit fc of shape \(4, 6\).*dimension 0 has 4 elements.*edge=\"partial\"",
         ),
-        ((2, 2, 2), "error", "more dimensions"),
+        ((2, 2, 2), "error", r"more dimensions.*Change the block shape$"),
         ((0, 2), "error", "neither positive nor −1"),
         ((2, -2), "partial", "neither positive nor −1"),
         ((2.5, 2), "error", "not a sequence of integers"),

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-from sparse_lightning import BlockSpec, ScopeCoupling, ScopeSpec, View
+from sparse_lightning import BlockSpec, ScopeCoupling, ScopeSpec, Sparsifier, View
 from sparse_lightning.errors import LayoutError, PatternError
 from sparse_lightning.patterns import NM, Blocks, Custom, Filters, Heads, Neurons, resolve, summary
 
@@ -232,8 +232,10 @@ def test_shapes_that_do_not_fit_raise_with_the_parameter():
         with pytest.raises(PatternError, match=r"layers\.0\.mlp\.up\.weight of shape \(16, 8\).*[Cc]hange") as caught:
             resolve([pattern], Transformer())
         assert str(pattern) in str(caught.value)
-    with pytest.raises(PatternError, match=r"block \(4, 4\).*norm\.weight of shape \(8,\)") as caught:
+    with pytest.raises(PatternError, match=r"with 2 or more dimensions: layers\.0\.norm\.weight has the shape \(8,\)"):
         resolve([Blocks("*.norm.weight", (4, 4))], Transformer())
+    with pytest.raises(PatternError, match=r"block \(5, 8\)") as caught:
+        resolve([Blocks("*.up.weight", (5, 8))], Transformer())
     assert isinstance(caught.value.__cause__, LayoutError)
 
 
@@ -351,3 +353,36 @@ def test_the_summary_lists_every_parameter_once():
         "blocks   2.weight 4×8      whole               2×4      2×2      1×2        0.75",
     ]
     assert "budget" not in summary(found)
+
+
+@given(st.lists(st.sampled_from([-1, 1, 2, 4]), min_size=1, max_size=4))
+def test_blocks_pass_over_parameters_with_fewer_dimensions_than_the_block(shape):
+    """Norms and biases match `*`, and are no matrices; of those with as many dimensions, none is left out."""
+    model = nn.Sequential(nn.Conv1d(4, 4, 4), nn.BatchNorm1d(4), nn.Linear(4, 8))
+    fitting = {name for name, p in model.named_parameters() if p.ndim >= len(shape)}
+    if fitting:
+        assert {found.name for found in resolve([Blocks("*", shape)], model)} == fitting
+    else:
+        with pytest.raises(PatternError, match=r"no parameter with 4 or more dimensions.*remove entries of the shape"):
+            resolve([Blocks("*", shape)], model)
+
+
+def test_the_summary_lists_what_was_passed_over():
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8))
+    ours = Sparsifier([Blocks("*.weight", (4, 4)), Blocks("1.weight", (4,))], 0.5)
+    ours.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert ours.summary().splitlines()[-1] == "passed over, with fewer dimensions than the block: *.weight"
+    ours.detach()
+    plain = Sparsifier([Blocks("0.weight", (4, 4))], 0.5)
+    plain.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert "passed over" not in plain.summary()
+
+
+def test_the_hint_about_edges_appears_where_it_helps():
+    model = nn.Sequential(nn.Linear(8, 8))
+    with pytest.raises(PatternError, match='edge="partial"'):
+        resolve([Blocks("0.weight", (3, 4))], model)
+    with pytest.raises(PatternError) as caught:
+        resolve([Blocks("0.weight", (0, 4))], model)
+    assert "edge=" not in str(caught.value)
+    resolve([Blocks("0.weight", (3, 4), edge="partial")], model)

@@ -48,15 +48,21 @@ class TiledView:
             if edge not in ("error", "partial"):
                 raise LayoutError(f'edge must be "error" or "partial", not {edge!r}')
             self.shape = resolve_block_shape(self.view.shape, shape)
+        except LayoutError as error:
+            raise self._misfit(shape, f"{error}. Change the block shape") from None
+        try:
             if edge == "error":
                 check_division(self.view.shape, self.shape)
         except LayoutError as error:
-            raise LayoutError(
-                f"block {tuple(shape)} does not fit {name or 'a parameter'} of shape {tuple(self.param.shape)}, "
-                f"viewed as {self.view.shape}: {error}. Change the block shape, or allow smaller blocks with "
-                'edge="partial"'
-            ) from None
+            hint = 'Change the block shape, or allow smaller blocks with edge="partial"'
+            raise self._misfit(shape, f"{error}. {hint}") from None
         self.grid_shape = grid_shape(self.view.shape, self.shape)
+
+    def _misfit(self, shape: Sequence[int], why: str) -> LayoutError:
+        return LayoutError(
+            f"block {tuple(shape)} does not fit {self.name or 'a parameter'} of shape {tuple(self.param.shape)}, "
+            f"viewed as {self.view.shape}: {why}"
+        )
 
     def _check_dtype(self) -> None:
         if self.param.dtype not in PRUNABLE:

@@ -40,7 +40,7 @@ from sparse_lightning.engine.scoring import Scores, Scoring
 from sparse_lightning.engine.shortfall import shortfall
 from sparse_lightning.errors import PatternError
 from sparse_lightning.methods import Method, UpdateContext
-from sparse_lightning.patterns import resolve
+from sparse_lightning.patterns.claims import resolve_in
 from sparse_lightning.patterns.names import Names, nearest
 
 
@@ -63,10 +63,12 @@ class Engine:
         self._is_owed = self._joined_late = False
         self._acts_after_steps = type(configuration.method).after_step is not Method.after_step
         self._optimizers = [innermost(optimizer) for optimizer in optimizers]
-        found = resolve(configuration.patterns, model)
+        names = Names(model)
+        found = resolve_in(configuration.patterns, names)
+        self.passed_over = [name for name in names.passed_over if names.owner_of(names.parameters[name]) is None]
         self.configuration = resolved(configuration, self.schedule, found, model)
         self.scopes = [masked_scope(each, self.configuration.criterion, configuration.method) for each in found]
-        self._names = {id(param): name for name, param in reversed(Names(model).parameters.items())}
+        self._names = {id(param): name for name, param in reversed(names.parameters.items())}
         check_held(self._optimizers, self.scopes)
         check_can_grow(configuration.method, self.scopes)
         check_can_restart(configuration.method, self._optimizers, self._parameters())

@@ -228,7 +228,7 @@ class Sparsifier:
     def summary(self) -> str:
         """Return a table of what is attached, with the final sparsity of each scope, below what is in force."""
         engine = self._attached()
-        table = summary(self.attachments, engine.final_sparsities())
+        table = summary(self.attachments, engine.final_sparsities(), engine.passed_over)
         return f"{in_force(engine.configuration, engine.scoring.observe_every)}\n{table}"
 
     def before_step(self, optimizer: Optimizer | None = None) -> None:

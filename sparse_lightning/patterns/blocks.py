@@ -26,7 +26,8 @@ _SCOPES = {"tensor": (), "row": (1,), "column": (-1, 1)}
 class Blocks(Pattern):
     """Structured sparsity in blocks of one shape, in every matching parameter.
 
-    Parameters that an earlier pattern claimed are skipped.
+    Parameters that have fewer dimensions than the block, such as norms and biases, are skipped; so are those that an
+    earlier pattern claimed.
 
     Args:
         match: a glob of parameter names, a regular expression after `re:`, or a list of them.
@@ -61,7 +62,7 @@ class Blocks(Pattern):
 
     def resolve(self, names: Names) -> list[Attachment]:
         """Return one attachment for each parameter."""
-        return [self._attach(names, name) for name in self.unclaimed(names, self.match)]
+        return [self._attach(names, name) for name in self.unclaimed(names, self.match, min_ndim=len(self.shape))]
 
     def _attach(self, names: Names, name: str) -> Attachment:
         parameter = names.parameters[name]

@@ -41,13 +41,19 @@ def resolve(patterns: Patterns, model: nn.Module) -> list[Attachment]:
         >>> [found.name for found in resolve([Neurons("0", "2"), Blocks("*.weight", (2, 2))], mlp)]
         ['0 (neurons)', '3.weight']
     """
-    names = Names(model)
+    return resolve_in(patterns, Names(model))
+
+
+def resolve_in(patterns: Patterns, names: Names) -> list[Attachment]:
+    """Return the scopes that patterns find among the names of a model; what they claim is noted there."""
     _check_not_flattened(names)
     claims, made = _Claims(names), []
     for label, pattern in labelled(patterns):
         found = pattern.resolve(names)
         if not found:
-            raise PatternError(f"{pattern} matches nothing in {type(model).__name__}: change its names, or remove it")
+            raise PatternError(
+                f"{pattern} matches nothing in {type(names.model).__name__}: change its names, or remove it"
+            )
         claims.add(pattern, found)
         made += [replace(attachment, pattern=label) for attachment in found]
     return _with_unique_names(made)

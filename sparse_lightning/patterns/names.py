@@ -97,6 +97,8 @@ class Names:
         self.model = model
         self.parameters: dict[str, nn.Parameter] = {}
         self.modules: dict[str, nn.Module] = {}
+        self.passed_over: list[str] = []
+        """Parameters that match a pattern and have fewer dimensions than its blocks."""
         self._claims: dict[int, list[tuple[str, Layout | None]]] = {}
         self._full: dict[str, str] = {}
         for full, module in model.named_modules(remove_duplicate=False):

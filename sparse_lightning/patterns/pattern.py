@@ -99,7 +99,7 @@ class Pattern(ABC):
     def unclaimed(self, names: Names, globs: Iterable[str], min_ndim: int = 0) -> list[str]:
         """Return the names of matching parameters that no earlier pattern claimed; a tied one once.
 
-        Parameters with fewer than `min_ndim` dimensions are skipped.
+        Parameters with fewer than `min_ndim` dimensions are skipped, and noted in `names.passed_over`.
 
         Raises:
             PatternError: if there are none.
@@ -109,11 +109,13 @@ class Pattern(ABC):
             for name in self._matching(names, glob):
                 found.setdefault(id(names.parameters[name]), name)
         fit = [name for name in found.values() if names.parameters[name].ndim >= min_ndim]
+        names.passed_over += [name for name in found.values() if name not in fit]
         if not fit:
             name = next(iter(found.values()))
+            advice = "" if self.label == "nm" else ", or remove entries of the shape"
             raise PatternError(
                 f"{self} matches no parameter with {min_ndim} or more dimensions: {name} has the shape "
-                f"{tuple(names.parameters[name].shape)}. Name weights of linear layers or convolutions"
+                f"{tuple(names.parameters[name].shape)}. Name weights of linear layers or convolutions{advice}"
             )
         return self.drop_claimed(names, fit)
 

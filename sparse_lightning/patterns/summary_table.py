@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from sparse_lightning.blocks.table import aligned, times, view_text
 from sparse_lightning.patterns.pattern import NamedScope
@@ -10,7 +11,9 @@ from sparse_lightning.patterns.pattern import NamedScope
 _HEADINGS = ("pattern", "parameter", "view", "block", "grid", "scope")
 
 
-def summary(attachments: Iterable[NamedScope], budgets: Mapping[str, str] | None = None) -> str:
+def summary(
+    attachments: Iterable[NamedScope], budgets: Mapping[str, str] | None = None, passed_over: Sequence[str] = ()
+) -> str:
     """Return a table with a line for each parameter, or for each of its views.
 
     Columns that hold for a whole coupling are filled in its first line only. `grid` and `scope` are in blocks.
@@ -18,6 +21,7 @@ def summary(attachments: Iterable[NamedScope], budgets: Mapping[str, str] | None
     Args:
         attachments: from `resolve`.
         budgets: the final sparsity of each attachment by name, for one more column.
+        passed_over: the names of parameters that match and have fewer dimensions than the block, for a line below.
 
     Example:
         >>> from torch import nn
@@ -32,8 +36,22 @@ def summary(attachments: Iterable[NamedScope], budgets: Mapping[str, str] | None
     """
     rows = [row for attachment in attachments for row in _rows(attachment, budgets)]
     if budgets is None:
-        return aligned(_HEADINGS, [row[:-1] for row in rows])
-    return aligned((*_HEADINGS, "budget"), rows, numbers=("budget",))
+        table = aligned(_HEADINGS, [row[:-1] for row in rows])
+    else:
+        table = aligned((*_HEADINGS, "budget"), rows, numbers=("budget",))
+    return f"{table}\n{_below(passed_over)}" if passed_over else table
+
+
+def _below(passed_over: Sequence[str]) -> str:
+    """Return a line with names, those that differ by a number once.
+
+    Example:
+        >>> _below(["layers.0.norm.weight", "layers.1.norm.weight", "head.bias"])
+        'passed over, with fewer dimensions than the block: layers.*.norm.weight (2), head.bias'
+    """
+    alike = Counter(".".join("*" if part.isdigit() else part for part in name.split(".")) for name in passed_over)
+    texts = [f"{name} ({count})" if count > 1 else name for name, count in alike.items()]
+    return f"passed over, with fewer dimensions than the block: {', '.join(texts)}"
 
 
 def _rows(attachment: NamedScope, budgets: Mapping[str, str] | None) -> list[tuple[str, ...]]:
