@@ -20,6 +20,15 @@ def test_get_current_dispatch_mode():
     assert not compat.has_dispatch_mode()
 
 
+def test_cdata():
+    weight = nn.Parameter(torch.zeros(2))
+    before = compat.descriptors([weight])
+    weight.data = torch.zeros(3)
+    assert compat.descriptors([weight]) == before, "Tensor._cdata has changed: data keeps the description of a tensor"
+    torch.utils.swap_tensors(weight, nn.Parameter(torch.zeros(2)))
+    assert compat.descriptors([weight]) != before, "Tensor._cdata or swap_tensors has changed"
+
+
 def test_dynamo_config_and_fail_on_recompile_limit_hit():
     names = "torch._dynamo.config.recompile_limit or torch._dynamo.exc.FailOnRecompileLimitHit has changed"
 

@@ -96,7 +96,7 @@ def deep(layers=50):
 @pytest.mark.parametrize("method", [None, RigL()])
 def test_a_step_is_one_call_for_all_parameters(method, monkeypatch):
     calls = []
-    for name in ("fill", "fill_some"):
+    for name in ("fill_watched", "fill_some"):
         plain = getattr(BlockFill, name)
         monkeypatch.setattr(BlockFill, name, lambda *a, f=plain, n=name: (calls.append(n), f(*a)))
     net, patterns = deep()
@@ -110,7 +110,7 @@ def test_a_step_is_one_call_for_all_parameters(method, monkeypatch):
         sparsifier.before_step()
         optimizer.step()
         if step:
-            assert calls == ["fill_some", "fill"], "gradients are masked by one call, and weights by one"
+            assert calls == ["fill_some", "fill_watched"], "gradients are masked by one call, and weights by one"
         for name, mask in sparsifier.masks.items():
             [(block, grid)] = [(b, mask) for s in sparsifier.attachments for n, b in s.blocks.items() if n == name]
             assert not block.norms()[grid].any()

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+_descriptor = attrgetter("_cdata")
+
+
+def descriptors(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the address of the description of each tensor, which torch exchanges only in `swap_tensors`.
+
+    Private: `Tensor._cdata`, a `c10::TensorImpl`.
+    """
+    return list(map(_descriptor, tensors))
 
 
 def has_dispatch_mode() -> bool:

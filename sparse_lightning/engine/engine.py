@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import is_
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ from sparse_lightning.engine.regrowth import check_can_grow, with_random_ties
 from sparse_lightning.engine.scoring import Scores, Scoring
 from sparse_lightning.engine.shortfall import shortfall
 from sparse_lightning.errors import PatternError
+from sparse_lightning.kernels.watch import are_same
 from sparse_lightning.methods import Method, UpdateContext
 from sparse_lightning.patterns.claims import resolve_in
 from sparse_lightning.patterns.names import Names, nearest
@@ -76,7 +76,7 @@ class Engine:
         device = self.scopes[0].device
         self._buffer = MaskBuffer(masked_stacks(self.scopes, _decides_apart(configuration.method)), device)
         self._everything = Hold(self.scopes, self._buffer.layout)
-        self._members: dict[int, tuple[list[Tensor], list[MaskedScope], Hold]] = {}
+        self._members: dict[int, tuple[list[list[Tensor]], list[MaskedScope], Hold]] = {}
         self._prepared: set[int] = set()
         self._grown = GrownBlocks(self.scopes, self.configuration.seed)
         self.scoring = Scoring(self.configuration, self.scopes, model, self._optimizers)
@@ -194,17 +194,19 @@ class Engine:
     def _leader(self) -> Optimizer | None:
         """Return the optimizer whose steps count: the last that changes an attached parameter."""
         last = self._optimizers[-1] if self._optimizers else None
+        if len(self._optimizers) < 2:
+            return last
         return next((o for o in reversed(self._optimizers) if self._members_of(o)[0]), last)
 
     def _members_of(self, optimizer: Optimizer) -> tuple[list[MaskedScope], Hold]:
         """Return the scopes on parameters of an optimizer; looked up again when it gets other parameters."""
-        listed = [param for group in optimizer.param_groups for param in group["params"]]
+        groups = [group["params"] for group in optimizer.param_groups]
         known = self._members.get(id(optimizer))
-        if known is None or len(known[0]) != len(listed) or not all(map(is_, known[0], listed)):
-            params = set(map(id, listed))
+        if known is None or len(known[0]) != len(groups) or not all(map(are_same, known[0], groups)):
+            params = {id(param) for group in groups for param in group}
             mine = [scope for scope in self.scopes if any(id(p) in params for p in scope.parameters())]
             hold = self._everything if len(mine) == len(self.scopes) else Hold(mine, self._buffer.layout)
-            known = self._members[id(optimizer)] = (listed, mine, hold)
+            known = self._members[id(optimizer)] = ([list(group) for group in groups], mine, hold)
         return known[1:]
 
     def _is_due(self) -> bool:

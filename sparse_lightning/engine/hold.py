@@ -6,8 +6,8 @@ passes the addresses of the parameters and the masks: neither a step nor an upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +17,10 @@ from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.compat.torch import local_tensors
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.kernels.block_fill import BlockFill
+from sparse_lightning.kernels.watch import are_same, watch
 from sparse_lightning.layout import Layout
 from sparse_lightning.layout.crossing import phases
 from sparse_lightning.layout.permutation import inverse
-
-_nbytes = attrgetter("nbytes")
 
 Placed = tuple[BlockSpec, Layout]
 """A spec, and where the values of its grid are in the flat mask."""
@@ -90,8 +89,8 @@ class _DeviceHold:
             for window in spec.part().fill_windows(self._place[id(spec.param)], mask)
         ]
         tensors = self._tensors()
-        self._pointers, self._lies = list(map(Tensor.data_ptr, tensors)), _how_they_lie(tensors)
-        self._shapes = [(tensor.shape, tensor.stride(), tensor.itemsize, tensor.device) for tensor in tensors]
+        self._watch = watch(tensors)
+        self._shapes = _shapes(tensors)
         # Two tables: each caches what it was last called with, and weights are filled at every step.
         self._weights, self._others = (BlockFill(windows, tensors) for _ in range(2))
 
@@ -101,19 +100,16 @@ class _DeviceHold:
 
     def has_changed(self) -> bool:
         """Whether the tables do not fit the parameters any more; that parameters have moved in memory is noted."""
-        tensors = self._tensors()
-        pointers = list(map(Tensor.data_ptr, tensors))
-        if _how_they_lie(tensors) != self._lies:
-            return True
-        if pointers != self._pointers:
-            if any(tensor.device != self._device for tensor in tensors):
-                return True
-            self._pointers = pointers
-        return False
+        if self._is_sharded:
+            tensors = self._tensors()
+            if not are_same(tensors, self._watch.tensors):
+                self._watch = watch(tensors)
+                return _shapes(tensors) != self._shapes
+        return not self._watch.look()
 
     def fill(self, mask: Tensor) -> None:
         """Fill the weights."""
-        self._weights.fill(self._tensors(), self._pointers, self._here(mask))
+        self._weights.fill_watched(self._watch, self._here(mask))
 
     def fill_in(self, tensors: Sequence[Tensor | None], mask: Tensor) -> None:
         """Fill tensors with the strides of their parameter by one call, and others one by one."""
@@ -142,6 +138,10 @@ class _DeviceHold:
         return self._masks[1]
 
 
+def _shapes(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
+    return [(tensor.shape, tensor.stride(), tensor.itemsize, tensor.device) for tensor in tensors]
+
+
 def _phases(placed: Sequence[Placed]) -> list[int]:
     """Return a number for each spec such that those of one parameter with the same number share no weight."""
     found = [0] * len(placed)
@@ -152,8 +152,3 @@ def _phases(placed: Sequence[Placed]) -> list[int]:
         for i, phase in zip(listed, phases([placed[i][0].view.layout for i in listed]), strict=True):
             found[i] = phase
     return found
-
-
-def _how_they_lie(tensors: Sequence[Tensor]) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Return what a table depends on: strides, and bytes, which change with the shape and with the dtype."""
-    return list(map(Tensor.stride, tensors)), list(map(_nbytes, tensors))

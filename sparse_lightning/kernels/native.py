@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 from sparse_lightning.kernels.availability import cpp_compiler
 
 OPTIONS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
@@ -30,14 +32,26 @@ FOLDER = "SPARSE_LIGHTNING_CACHE"
 _log = logging.getLogger(__name__)
 
 
+def torch_options() -> tuple[str, ...]:
+    """Return the options for a source that includes headers of torch; its version is one of them, for the name."""
+    root = Path(torch.__file__).parent
+    version = f'-DTORCH_VERSION="{torch.__version__}"'
+    return f"-I{root / 'include'}", f"-L{root / 'lib'}", "-lc10", "-std=c++20", version
+
+
 @lru_cache(maxsize=8)
-def library(source: Path) -> ctypes.CDLL | None:
-    """Return the library built from a C++ file; None without a compiler or not on x86 Linux."""
+def library(source: Path, options: tuple[str, ...] = ()) -> ctypes.CDLL | None:
+    """Return the library built from a C++ file; None without a compiler or not on x86 Linux.
+
+    Args:
+        source: the file.
+        options: of the compiler, besides those of all kernels.
+    """
     compiler = cpp_compiler()
     if compiler is None or sys.platform != "linux" or platform.machine() != "x86_64":
         return None
     try:
-        return _load_or_build(compiler, source)
+        return _load_or_build(compiler, source, options)
     except (subprocess.CalledProcessError, OSError) as error:
         output = (getattr(error, "stderr", None) or str(error)).strip()[:500]
         warnings.warn(
@@ -56,30 +70,30 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparse_lightning"
 
 
-def _load_or_build(compiler: str, source: Path) -> ctypes.CDLL:
+def _load_or_build(compiler: str, source: Path, options: tuple[str, ...]) -> ctypes.CDLL:
     """Load the library from the cache, or build it there; in a temporary folder where the cache can't be written."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"{source.parent.name}-{_key(compiler, source)}"
+        name = f"{source.parent.name}-{_key(compiler, source, options)}"
         with _locked(folder / "lock"):
-            built = _whole_file(folder, name) or _build(compiler, source, folder, name)
+            built = _whole_file(folder, name) or _build(compiler, source, options, folder, name)
         return ctypes.CDLL(str(built))
     except (OSError, RuntimeError) as error:  # a read-only home, a full disk, no home at all
         _log.info("the folder of built kernels can't be used (%s): the kernel is built for this process only", error)
     with tempfile.TemporaryDirectory() as own:
-        return ctypes.CDLL(
-            str(_build(compiler, source, Path(own), "kernel"))
-        )  # it stays loaded when the file is deleted
+        built = _build(compiler, source, options, Path(own), "kernel")
+        return ctypes.CDLL(str(built))  # it stays loaded when the file is deleted
 
 
-def _build(compiler: str, source: Path, folder: Path, name: str) -> Path:
+def _build(compiler: str, source: Path, options: tuple[str, ...], folder: Path, name: str) -> Path:
     """Compile beside the final place, then move; the name ends in a digest of the file."""
     _log.warning("building the CPU kernel %s, once on this machine: a few seconds", source.parent.name)
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
         fresh = Path(file.name)
     try:
-        subprocess.run([compiler, *OPTIONS, source, "-o", fresh], capture_output=True, text=True, check=True)
+        command = [compiler, *OPTIONS, str(source), *options, "-o", str(fresh)]
+        subprocess.run(command, capture_output=True, text=True, check=True)
         return fresh.replace(folder / f"{name}-{_digest(fresh)}.so")
     finally:
         fresh.unlink(missing_ok=True)
@@ -108,10 +122,10 @@ def _locked(file: Path) -> Iterator[None]:
         yield
 
 
-def _key(compiler: str, source: Path) -> str:
+def _key(compiler: str, source: Path, options: tuple[str, ...]) -> str:
     """Return a digest of what the machine code depends on."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    parts = [source.read_text("utf-8"), compiler, version, " ".join(OPTIONS), _cpu()]
+    parts = [source.read_text("utf-8"), compiler, version, " ".join([*OPTIONS, *options]), _cpu()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 

@@ -16,6 +16,7 @@ from sparse_lightning.kernels.availability import has_triton
 from sparse_lightning.kernels.block_fill import native
 from sparse_lightning.kernels.block_fill.reference import TorchFill
 from sparse_lightning.kernels.block_fill.windows import Window
+from sparse_lightning.kernels.watch import Watch
 
 
 class Table(Protocol):
@@ -35,7 +36,6 @@ class BlockFill:
 
     def __init__(self, windows: Sequence[Window], tensors: Sequence[Tensor]) -> None:
         device = tensors[0].device
-        self._are_tracked = not any(tensor.is_inference() for tensor in tensors)
         self._table: Table | None = None
         self._torch = TorchFill(windows)
         if device.type == "cpu" and native.is_available():
@@ -54,7 +54,13 @@ class BlockFill:
             mask: boolean and contiguous, on the device of the tensors.
         """
         self._fill(tensors, pointers, mask)
-        self._notify(tensors if self._are_tracked else _tracked(tensors))
+        self._notify(_tracked(tensors))
+
+    def fill_watched(self, watched: Watch, mask: Tensor) -> None:
+        """Do the same for tensors whose addresses are known from a watch, which has just looked."""
+        self._fill(watched.tensors, watched.pointers, mask)
+        if self._table is not None:
+            watched.notify()
 
     def fill_some(self, tensors: Sequence[Tensor | None], mask: Tensor) -> None:
         """Do the same for tensors of which some are missing."""

@@ -61,7 +61,7 @@ class NativeFill:
             pointers: the address of the first element of each tensor; 0 for a tensor to pass over.
             mask: boolean, contiguous.
         """
-        if pointers != self._pointers:
+        if pointers is not self._pointers and pointers != self._pointers:
             self._pointers, self._addresses = pointers, torch.tensor(pointers, dtype=torch.int64)
         for table in self._tables:
             table.fill(self._kernel, self._addresses, mask)

@@ -28,7 +28,8 @@ class TorchFill:
 
     def fill(self, tensors: Sequence[Tensor | None], pointers: Sequence[int], mask: Tensor) -> None:
         """Zero the blocks where the flat mask is True; None is passed over."""
-        if self._prepared[0] != pointers or self._prepared[1] is not mask:
+        known, drawn, _ = self._prepared
+        if (known is not pointers and known != pointers) or drawn is not mask:
             self._prepared = pointers, mask, _fills(self._windows, tensors, mask)
         for fill in self._prepared[2]:
             fill()

@@ -70,7 +70,7 @@ class TritonFill:
 
     def fill(self, pointers: Sequence[int], mask: Tensor) -> None:
         """Zero the blocks where the flat mask is True; a tensor at address 0 is passed over."""
-        if pointers != self._pointers:
+        if pointers is not self._pointers and pointers != self._pointers:
             self._pointers, self._addresses = pointers, self._upload(pointers)
         if mask is not self._mask:
             self._mask, self._tiles = mask, self._pruned_tiles(mask)
