@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from sparse_lightning.metrics import BlockSparsity, MaskChurn, MaskOverlap
     from sparse_lightning.patterns import NM, Blocks, Custom, Filters, Heads, Neurons, Strided, check_pruned
     from sparse_lightning.schedules import Constant, Cosine, Cubic, Cyclic, Exponential, Join, Linear, OneShot, Steps
+    from sparse_lightning.tiles import TileLinear, tiled
 
 __version__ = "0.1.0"
 
@@ -123,6 +124,7 @@ __all__ = [
     "Steps",
     "Strided",
     "Taylor",
+    "TileLinear",
     "Uniform",
     "View",
     "Wanda",
@@ -131,6 +133,7 @@ __all__ = [
     "draw",
     "empty_strided",
     "nm_select",
+    "tiled",
 ]
 
 _HOMES = {
@@ -160,6 +163,8 @@ _HOMES = {
     ],
     "flow": ["Criterion", "InputNorms", "Load", "Save", "Scorer", "State"],
     "kernels.nm_select": ["nm_select"],
+    # Zeros become speed
+    "tiles": ["TileLinear", "tiled"],
     # Metrics and figures
     "metrics": ["BlockSparsity", "MaskChurn", "MaskOverlap"],
     "drawing": ["draw"],

@@ -10,7 +10,7 @@ import pytest
 from devices import needs_gpu
 from triton_harness import needs_triton, run_cases
 
-KERNELS = ["not select", "select"]
+KERNELS = ["not select and not tile_linear", "select", "tile_linear"]
 
 
 @needs_triton

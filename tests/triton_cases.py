@@ -19,6 +19,8 @@ from triton_harness import case_device, is_interpreted
 from sparse_lightning import Blocks, BlockSpec, Constant, Layout, Sparsifier
 from sparse_lightning.kernels.block_apply import reference as apply_reference
 from sparse_lightning.kernels.nm_select import reference as select_reference
+from sparse_lightning.kernels.tile_linear import reference as tile_reference
+from sparse_lightning.tiles.cutting import cut
 
 pytestmark = [
     pytest.mark.usefixtures("poison"),
@@ -336,6 +338,37 @@ def test_the_engine_launches_once_for_each_step(monkeypatch):
         optimizer.step()
         assert counted.launches == 1, f"step {step}"
     assert sparsifier.sparsity() == 0.5
+
+
+TILES = [
+    ((1, 1), (1, 1), (1,), 1.0),
+    ((70, 50), (16, 16), (3,), 0.0),
+    ((70, 50), (32, 8), (2, 9), 0.5),
+    ((40, 100), (64, 64), (), 0.5),
+    ((60, 70), (20, 12), (17,), 0.4),
+    ((130, 100), (128, 96), (70,), 0.5),
+    ((64, 96), (32, 32), (0,), 0.5),
+]
+"""Shapes of weights and tiles, the leading shape of the inputs, and the fraction of tiles that are kept."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("shape", "tile", "rows", "density"), TILES, ids=str)
+def test_tile_linear(shape, tile, rows, density, dtype):
+    from sparse_lightning.kernels.tile_linear import triton
+
+    if is_interpreted() and dtype == torch.bfloat16:
+        pytest.skip("the interpreter multiplies the bits of bf16, not the numbers")
+    # Small integers: all sums are exact.
+    weight = torch.randint(-2, 3, shape, device=case_device()).to(dtype)
+    kept = torch.rand(-(-shape[0] // tile[0]), -(-shape[1] // tile[1]), device=case_device()) < density
+    weight *= kept.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)[: shape[0], : shape[1]]
+    wide = torch.randint(-1, 2, (*rows, 2 * shape[1]), device=case_device()).to(dtype)
+    parts = cut(weight, tile)
+    for inputs in (wide[..., : shape[1]].contiguous(), wide[..., ::2], wide[..., : shape[1]]):
+        for bias in (None, torch.arange(shape[0], device=case_device()).remainder(5).to(dtype)):
+            wanted = tile_reference.tile_linear(inputs, *parts, bias, shape[0])
+            assert torch.equal(triton.tile_linear(inputs, *parts, bias, shape[0]), wanted)
 
 
 @pytest.mark.parametrize("name", ["fill", "scale", "select"])

@@ -20,6 +20,14 @@ DTYPES = [torch.float32, torch.bfloat16]
 BLOCKS = [(1, 1), (1, 4), (4, 4), (1, 8), (3, 12), (1, -1)]
 GROUPS = [(2, "none"), (8, "none"), (16, "none")]
 
+TILES = [
+    *[(arch, torch.float16, (64, 64), 128) for arch in ARCHITECTURES],
+    (80, torch.float32, (64, 64), 128),
+    (90, torch.bfloat16, (32, 32), 1),
+    (100, torch.bfloat16, (16, 64), 20),
+]
+"""Architectures, dtypes, tiles and rows of inputs."""
+
 each_arch = pytest.mark.parametrize("arch", ARCHITECTURES)
 
 
@@ -129,6 +137,22 @@ def test_addresses_are_64_bit(arch):
     (kernel,) = compiled
     assert "mul.lo.s64" in kernel.asm["ptx"] or "mad.lo.s64" in kernel.asm["ptx"], "strides are multiplied in 32 bits"
     assert spills(kernel) == 0
+
+
+@pytest.mark.parametrize(("arch", "dtype", "tile", "rows"), TILES, ids=str)
+def test_tile_linear(arch, dtype, tile, rows):
+    from sparse_lightning.kernels.tile_linear import triton
+    from sparse_lightning.tiles.cutting import cut
+
+    parts = cut(torch.ones(256, 256, dtype=dtype), tile)
+    with compiled_for(arch) as compiled:
+        triton.tile_linear(torch.ones(rows, 256, dtype=dtype), *parts, torch.ones(256, dtype=dtype), 256)
+    (kernel,) = compiled
+    assert spills(kernel) == 0
+    code = kernel.asm["ptx"]
+    on_tensor_cores = any(name in code for name in ("mma.sync", "wgmma.mma_async", "tcgen05.mma"))
+    assert on_tensor_cores == (dtype != torch.float32), "products of fp32 would be rounded to TF32"
+    assert "cp.async" in code or wide_loads(kernel) > 0, "tiles are loaded in narrow pieces"
 
 
 @pytest.mark.parametrize("m", [65, 512, 4096])

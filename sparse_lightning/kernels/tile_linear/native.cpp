@@ -1,0 +1,308 @@
+// y = x · Wᵀ + b, where W is given as its kept tiles. The sums of a few rows and of the outputs of a tile stay in
+// registers over all tiles that lie in one row of tiles: weights stream by once, outputs are written once.
+#include <immintrin.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#ifdef __AVX512F__
+#define VECTOR 64        // bytes of a register
+#define ACCUMULATORS 24  // registers for sums, of 32
+#else
+#define VECTOR 32
+#define ACCUMULATORS 12  // of 16
+#endif
+
+namespace {
+
+using torch::stable::Tensor;
+
+constexpr int64_t DIRECT = 4;        // rows up to which the inputs are read where they are
+constexpr int64_t PADDING = 16;      // elements between copied rows: a power of two would make them share cache lines
+constexpr int64_t SERIAL = 1 << 19;  // products up to which one thread is enough: some ten microseconds
+constexpr int64_t GROUP = 48;        // rows that a thread computes at a time, a multiple of those in registers
+
+typedef float Floats __attribute__((vector_size(VECTOR)));
+typedef double Doubles __attribute__((vector_size(VECTOR)));
+
+struct BFloat16 {
+    uint16_t bits;
+};
+struct Float16 {
+    uint16_t bits;
+};
+
+// How numbers of a type are read, summed and written.
+template <typename Type>
+struct Number {
+    using Sum = Type;
+    using Vector = std::conditional_t<sizeof(Type) == 4, Floats, Doubles>;
+    static Vector load(const Type* from) {
+        Vector vector;
+        std::memcpy(&vector, from, sizeof vector);
+        return vector;
+    }
+    static Sum widen(Type number) { return number; }
+    static Type narrow(Sum number) { return number; }
+};
+
+template <>
+struct Number<BFloat16> {
+    using Sum = float;
+    using Vector = Floats;
+    static Vector load(const BFloat16* from) {
+        typedef uint16_t Halves __attribute__((vector_size(VECTOR / 2)));
+        typedef uint32_t Words __attribute__((vector_size(VECTOR)));
+        Halves halves;
+        std::memcpy(&halves, from, sizeof halves);
+        return (Vector)(__builtin_convertvector(halves, Words) << 16);
+    }
+    static Sum widen(BFloat16 number) {
+        const uint32_t bits = static_cast<uint32_t>(number.bits) << 16;
+        Sum sum;
+        std::memcpy(&sum, &bits, sizeof sum);
+        return sum;
+    }
+    static BFloat16 narrow(Sum number) {  // to the nearest, ties to even
+        uint32_t bits;
+        std::memcpy(&bits, &number, sizeof bits);
+        const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+        return {static_cast<uint16_t>(number != number ? 0x7FC0 : rounded)};
+    }
+};
+
+template <>
+struct Number<Float16> {
+    using Sum = float;
+    using Vector = Floats;
+    static Vector load(const Float16* from) {
+#ifdef __AVX512F__
+        return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+        return (Vector)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#endif
+    }
+    static Sum widen(Float16 number) { return _cvtsh_ss(number.bits); }
+    static Float16 narrow(Sum number) { return {_cvtss_sh(number, _MM_FROUND_TO_NEAREST_INT)}; }
+};
+
+template <typename Type>
+struct Layer {
+    using Sum = typename Number<Type>::Sum;
+    const Type *tiles, *bias;
+    const int32_t *pointers, *columns;
+    int64_t in_features, out_features, tile_in, tile_out;
+    const Sum* inputs;
+    int64_t stride;  // of the rows of the inputs
+    Type* outputs;
+};
+
+// Some rows × WIDE vectors of outputs of one row of tiles.
+template <typename Type, int ROWS, int WIDE>
+void compute(const Layer<Type>& layer, int64_t row, int64_t tile_row, int64_t panel) {
+    using N = Number<Type>;
+    using Vector = typename N::Vector;
+    constexpr int LANES = sizeof(Vector) / sizeof(typename N::Sum);
+    // Sums that do not wait for one another: a register can be added to every few cycles only.
+    constexpr int CHAINS = ROWS * WIDE >= 8 ? 1 : 8 / (ROWS * WIDE);
+    Vector sums[CHAINS][ROWS][WIDE] = {};
+    const auto add = [&](int chain, const Type* weights, const typename N::Sum* inputs) __attribute__((always_inline)) {
+        Vector weight[WIDE];
+#pragma GCC unroll 8
+        for (int w = 0; w < WIDE; w++) weight[w] = N::load(weights + w * LANES);
+#pragma GCC unroll 32
+        for (int r = 0; r < ROWS; r++) {
+            const typename N::Sum input = inputs[r * layer.stride];
+#pragma GCC unroll 8
+            for (int w = 0; w < WIDE; w++) sums[chain][r][w] += input * weight[w];
+        }
+    };
+    for (int64_t t = layer.pointers[tile_row]; t < layer.pointers[tile_row + 1]; t++) {
+        const int64_t start = layer.columns[t] * layer.tile_in;
+        const int64_t depth = std::min(layer.tile_in, layer.in_features - start);
+        const Type* weights = layer.tiles + t * layer.tile_in * layer.tile_out + panel;
+        const auto* inputs = layer.inputs + row * layer.stride + start;
+        int64_t k = 0;
+        for (; k + CHAINS <= depth; k += CHAINS)
+#pragma GCC unroll 8
+            for (int c = 0; c < CHAINS; c++) add(c, weights + (k + c) * layer.tile_out, inputs + k + c);
+        for (; k < depth; k++) add(0, weights + k * layer.tile_out, inputs + k);
+    }
+    const int64_t first = tile_row * layer.tile_out + panel;
+    const int64_t count = std::min<int64_t>(WIDE * LANES, layer.out_features - first);
+#pragma GCC unroll 32
+    for (int r = 0; r < ROWS; r++) {
+        typename N::Sum total[WIDE * LANES];
+#pragma GCC unroll 8
+        for (int w = 0; w < WIDE; w++) {
+            Vector sum = sums[0][r][w];
+#pragma GCC unroll 8
+            for (int c = 1; c < CHAINS; c++) sum += sums[c][r][w];
+            std::memcpy(total + w * LANES, &sum, sizeof sum);
+        }
+        Type* to = layer.outputs + (row + r) * layer.out_features + first;
+        if (layer.bias)
+            for (int64_t i = 0; i < count; i++) to[i] = N::narrow(total[i] + N::widen(layer.bias[first + i]));
+        else
+            for (int64_t i = 0; i < count; i++) to[i] = N::narrow(total[i]);
+    }
+}
+
+// All rows from `row` on, as many at a time as fit into registers.
+template <typename Type, int ROWS, int WIDE>
+void compute_rows(const Layer<Type>& layer, int64_t row, int64_t end, int64_t tile_row, int64_t panel) {
+    for (; row + ROWS <= end; row += ROWS) compute<Type, ROWS, WIDE>(layer, row, tile_row, panel);
+    if constexpr (ROWS > 1)
+        if (row < end) {
+            constexpr int FEWER = ROWS <= 4 ? ROWS - 1 : ROWS == 6 ? 4 : ROWS / 2;
+            compute_rows<Type, FEWER, WIDE>(layer, row, end, tile_row, panel);
+        }
+}
+
+template <typename Type>
+void compute_tile_row(const Layer<Type>& layer, int64_t row, int64_t end, int64_t tile_row) {
+    constexpr int64_t LANES = VECTOR / sizeof(typename Number<Type>::Sum);
+    for (int64_t panel = 0; panel < layer.tile_out;) {
+        const int64_t left = (layer.tile_out - panel) / LANES;
+        if (left >= 4) {
+            compute_rows<Type, ACCUMULATORS / 4, 4>(layer, row, end, tile_row, panel);
+            panel += 4 * LANES;
+        } else if (left >= 2) {
+            compute_rows<Type, ACCUMULATORS / 2, 2>(layer, row, end, tile_row, panel);
+            panel += 2 * LANES;
+        } else {
+            compute_rows<Type, ACCUMULATORS / 2, 1>(layer, row, end, tile_row, panel);
+            panel += LANES;
+        }
+    }
+}
+
+// Where the part of a thread begins: parts have equally many tiles, whatever the rows of tiles that they lie in.
+int64_t begin_of(const int32_t* pointers, int64_t tile_rows, int64_t part, int64_t parts) {
+    if (part == parts) return tile_rows;
+    const int64_t before = pointers[tile_rows] * part / parts;
+    return std::lower_bound(pointers, pointers + tile_rows, before) - pointers;
+}
+
+// Copies rows, widened to the type of the sums.
+template <typename Type>
+void copy_row(const Type* from, typename Number<Type>::Sum* to, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = Number<Type>::widen(from[i]);
+}
+
+template <typename Type>
+void run(Layer<Type> layer, const Type* inputs, int64_t rows, int threads) {
+    using Sum = typename Number<Type>::Sum;
+    const int64_t tile_rows = (layer.out_features + layer.tile_out - 1) / layer.tile_out;
+    const int64_t products = layer.pointers[tile_rows] * layer.tile_in * layer.tile_out * rows;
+    const bool copied = rows > DIRECT || !std::is_same_v<Type, Sum>;
+    layer.stride = layer.in_features + (copied ? PADDING : 0);
+    const std::unique_ptr<Sum[]> scratch(copied ? new Sum[rows * layer.stride] : nullptr);
+    if constexpr (std::is_same_v<Type, Sum>) layer.inputs = inputs;
+    if (copied) layer.inputs = scratch.get();
+    const int64_t groups = (rows + GROUP - 1) / GROUP;
+#pragma omp parallel num_threads(products > SERIAL ? threads : 1)
+    {
+        if (copied) {
+#pragma omp for schedule(static)
+            for (int64_t row = 0; row < rows; row++)
+                copy_row(inputs + row * layer.in_features, scratch.get() + row * layer.stride, layer.in_features);
+        }
+        if (groups == 1 && tile_rows >= 4 * threads) {
+#pragma omp for schedule(static)
+            for (int part = 0; part < threads; part++)
+                for (int64_t t = begin_of(layer.pointers, tile_rows, part, threads);
+                     t < begin_of(layer.pointers, tile_rows, part + 1, threads); t++)
+                    compute_tile_row(layer, 0, rows, t);
+        } else {
+#pragma omp for schedule(dynamic)
+            for (int64_t i = 0; i < tile_rows * groups; i++) {
+                const int64_t row = i % groups * GROUP;
+                compute_tile_row(layer, row, std::min(rows, row + GROUP), i / groups);
+            }
+        }
+    }
+}
+
+template <typename Type>
+void run_typed(const Tensor& inputs, const Tensor& tiles, const Tensor& pointers, const Tensor& columns,
+               const std::optional<Tensor>& bias, int64_t out_features, Tensor& outputs, int threads) {
+    Layer<Type> layer{};
+    layer.tiles = static_cast<const Type*>(tiles.data_ptr());
+    layer.bias = bias ? static_cast<const Type*>(bias->data_ptr()) : nullptr;
+    layer.pointers = static_cast<const int32_t*>(pointers.data_ptr());
+    layer.columns = static_cast<const int32_t*>(columns.data_ptr());
+    layer.in_features = inputs.size(inputs.dim() - 1);
+    layer.out_features = out_features;
+    layer.tile_in = tiles.size(1);
+    layer.tile_out = tiles.size(2);
+    layer.outputs = static_cast<Type*>(outputs.data_ptr());
+    const int64_t rows = out_features ? outputs.numel() / out_features : 0;
+    if (rows) run(layer, static_cast<const Type*>(inputs.data_ptr()), rows, threads);
+}
+
+// Rejects what would be read out of bounds.
+void check(const Tensor& inputs, const Tensor& tiles, const Tensor& pointers, const Tensor& columns,
+           const std::optional<Tensor>& bias, int64_t out_features) {
+    STD_TORCH_CHECK(inputs.dim() > 0 && tiles.dim() == 3 && pointers.dim() == 1 && columns.dim() == 1,
+                    "tile_linear: tiles have 3 dimensions, pointers and columns 1, inputs at least 1");
+    STD_TORCH_CHECK(inputs.is_contiguous() && tiles.is_contiguous() && pointers.is_contiguous() &&
+                        columns.is_contiguous() && (!bias || bias->is_contiguous()),
+                    "tile_linear: all tensors must be contiguous");
+    STD_TORCH_CHECK(tiles.scalar_type() == inputs.scalar_type() &&
+                        (!bias || bias->scalar_type() == inputs.scalar_type()) &&
+                        pointers.scalar_type() == torch::headeronly::ScalarType::Int &&
+                        columns.scalar_type() == torch::headeronly::ScalarType::Int,
+                    "tile_linear: tiles and bias have the dtype of the inputs, pointers and columns are int32");
+    const int64_t kept = tiles.size(0), tile_in = tiles.size(1), tile_out = tiles.size(2);
+    const int64_t lanes = VECTOR / (inputs.scalar_type() == torch::headeronly::ScalarType::Double ? 8 : 4);
+    STD_TORCH_CHECK(tile_in > 0 && tile_out > 0 && tile_out % lanes == 0 && columns.size(0) == kept &&
+                        pointers.size(0) == (out_features + tile_out - 1) / tile_out + 1 &&
+                        (!bias || bias->size(0) == out_features),
+                    "tile_linear: the tiles do not form a matrix with so many outputs");
+    const auto* from = static_cast<const int32_t*>(pointers.data_ptr());
+    const auto* at = static_cast<const int32_t*>(columns.data_ptr());
+    const int64_t count = (inputs.size(inputs.dim() - 1) + tile_in - 1) / tile_in;
+    bool inside = from[0] == 0 && from[pointers.size(0) - 1] == kept;
+    for (int64_t i = 1; i < pointers.size(0); i++) inside &= from[i - 1] <= from[i];
+    for (int64_t i = 0; i < kept; i++) inside &= at[i] >= 0 && at[i] < count;
+    STD_TORCH_CHECK(inside, "tile_linear: pointers or columns lie outside of the matrix");
+}
+
+Tensor tile_linear(const Tensor inputs, const Tensor tiles, const Tensor pointers, const Tensor columns,
+                   const std::optional<Tensor> bias, int64_t out_features) {
+    check(inputs, tiles, pointers, columns, bias, out_features);
+    const auto sizes = inputs.sizes();
+    std::vector<int64_t> shape(sizes.begin(), sizes.end());
+    shape.back() = out_features;
+    Tensor outputs = torch::stable::new_empty(inputs, shape);
+    const int threads = static_cast<int>(torch::stable::get_num_threads());
+    const auto call = [&](auto type) {
+        run_typed<decltype(type)>(inputs, tiles, pointers, columns, bias, out_features, outputs, threads);
+    };
+    switch (inputs.scalar_type()) {
+        case torch::headeronly::ScalarType::Double: call(double()); break;
+        case torch::headeronly::ScalarType::Float: call(float()); break;
+        case torch::headeronly::ScalarType::BFloat16: call(BFloat16()); break;
+        case torch::headeronly::ScalarType::Half: call(Float16()); break;
+        default: STD_TORCH_CHECK(false, "tile_linear takes float64, float32, bfloat16 and float16");
+    }
+    return outputs;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(sparse_lightning_cpu, library) {
+    library.def(
+        "tile_linear(Tensor inputs, Tensor tiles, Tensor pointers, Tensor columns, Tensor? bias, int out_features)"
+        " -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(sparse_lightning_cpu, CPU, library) { library.impl("tile_linear", TORCH_BOX(&tile_linear)); }
