@@ -39,7 +39,7 @@ from sparse_lightning.report.mask_images import mask_image
 from sparse_lightning.report.runs import runs_in
 from sparse_lightning.report.sweep_figure import draw_sweep, lines_of
 
-FILES = {"masks.safetensors", "masks.png", "sparsity.png", "table.txt", "results.json"}
+FILES = {"masks.safetensors", "masks.png", "sparsity.png", "table.txt", "results.json", "report.html"}
 
 
 def pruning(**changes):
@@ -152,6 +152,15 @@ def test_results_are_plain_numbers(run):
     up = found["parameters"][0]
     assert (up["parameter"], up["shape"], up["weights"]) == ("up.weight", [32, 16], 512)
     assert up["zero"] == int((net.up.weight == 0).sum())
+    assert found["scopes"] == [
+        {"name": "up.weight", "pattern": "blocks", "blocks": 32, "kept": 8},
+        {"name": "down.weight", "pattern": "blocks", "blocks": 16, "kept": 4},
+    ]
+    history = found["history"]
+    assert (history["steps"], history["actual"]) == (report.steps, report.actual)
+    assert history["loss"] == pytest.approx(report.loss, rel=1e-5)
+    assert history["metrics"]["val_loss"]["steps"] == [BATCHES, 2 * BATCHES], "one value for each validation"
+    assert history["metrics"]["val_loss"]["values"][-1] == pytest.approx(found["sparse"]["val_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["masks.png", "sparsity.png"])

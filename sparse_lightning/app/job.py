@@ -57,7 +57,8 @@ class Job:
         except Interrupted:
             raise SystemExit(_stopped(composed)) from None
         if is_rank_zero():
-            print(f"\n{result.table}\n\nAll files are in {os.path.relpath(result.folder)}")
+            folder = os.path.relpath(result.folder)
+            print(f"\n{result.table}\n\nAll files are in {folder}\nReport: {os.path.join(folder, 'report.html')}")
         return result.metric
 
     def _prepared(self, composed: Composed) -> PreparedRun:

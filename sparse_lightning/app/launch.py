@@ -13,6 +13,7 @@ calls for each run, finds the prepared run by its composed configuration and use
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -54,7 +55,7 @@ def launch(arguments: list[str]) -> None:
         job = Job(checked.typed, prepared.take)
         _run_hydra([*mode, *extra, *overrides, *prepared.overrides()], job)
     if checked.is_sweep and is_rank_zero():
-        print(sweep(prepared.folder))
+        print(f"{sweep(prepared.folder)}\n\nReport: {os.path.relpath(prepared.folder / 'report.html')}")
 
 
 def _run_hydra(arguments: Sequence[str], task: Callable[[DictConfig], Any]) -> None:

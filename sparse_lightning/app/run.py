@@ -18,7 +18,7 @@ from sparse_lightning.app.folders import last_checkpoint
 from sparse_lightning.app.paths import check_written
 from sparse_lightning.app.rank_zero import is_rank_zero
 from sparse_lightning.app.shards import check_checkpoint, check_model, check_word
-from sparse_lightning.report import Report
+from sparse_lightning.report import Report, write_page
 
 BUILT_EARLY = ("trainer", "optimizer", "pattern", "schedule", "criterion", "method", "budget", "export")
 """The groups whose objects are built before the folder of a run is known."""
@@ -109,6 +109,8 @@ class PreparedRun:
         self._fit.fit(model, data, folder, ckpt_path, logger)
         if self._exporter is not None:
             self._exporter(folder, model, self._pruning.sparsifier)
+            if is_rank_zero():
+                write_page(folder)  # again, with what was exported
         metric = self.trainer.callback_metrics.get(getattr(model, "metric", ""))
         return RunResult(None if metric is None else float(metric), self._report.table, folder)
 

@@ -1,4 +1,4 @@
-"""The report of a run: masks, figures, a results table and its numbers; and the comparison of the runs of a sweep."""
+"""The report of a run: masks, figures, a table, numbers and a page; and the comparison of the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from sparse_lightning.report.deprecated import leave, write
 from sparse_lightning.report.files import write_report
 from sparse_lightning.report.history import History
 from sparse_lightning.report.outcome import Outcome, Row
+from sparse_lightning.report.page import write_page
 from sparse_lightning.report.sweeps import sweep
 
-__all__ = ["History", "Outcome", "Report", "Row", "leave", "sweep", "write", "write_report"]
+__all__ = ["History", "Outcome", "Report", "Row", "leave", "sweep", "write", "write_page", "write_report"]

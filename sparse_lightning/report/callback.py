@@ -13,11 +13,16 @@ from sparse_lightning.report.files import write_report
 from sparse_lightning.report.history import History
 from sparse_lightning.report.outcome import Outcome
 from sparse_lightning.report.tensorboard import log_mask_figure, log_masks
-from sparse_lightning.report.trainer_objects import attached_sparsifiers, sparsifiers_of, tensorboard_loggers
+from sparse_lightning.report.trainer_objects import (
+    attached_sparsifiers,
+    logged_metrics,
+    sparsifiers_of,
+    tensorboard_loggers,
+)
 
 
 class Report(History):
-    """Records a run, and writes masks, figures, numbers and the results table when it ends.
+    """Records a run, and writes masks, figures, numbers, the results table and `report.html` when it ends.
 
     It is used with a `SparsityCallback`, in any order. With a `TensorBoardLogger`, it also logs images of the masks at
     each update and at the end.
@@ -60,15 +65,9 @@ class Report(History):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the report; the Sparsifier is still attached."""
         self.outcome = Outcome.of(attached_sparsifiers(trainer))
-        self.results = {"dense": self.dense, "sparse": _metrics(trainer)}
+        self.results = {"dense": self.dense, "sparse": logged_metrics(trainer)}
         if trainer.is_global_zero:
             metric = getattr(pl_module, "metric", None)
             preferred = metric if isinstance(metric, str) else None
             self.table = write_report(self.folder, self.outcome, self, self.results, preferred)
             log_mask_figure(tensorboard_loggers(trainer), self.outcome.masks, self.outcome.step)
-
-
-def _metrics(trainer: L.Trainer) -> dict[str, float]:
-    """Return the last logged metrics, without those of a SparsityCallback."""
-    logged = trainer.callback_metrics.items()
-    return {name: float(value) for name, value in logged if not name.startswith(("sparsity/", "sparsity_"))}

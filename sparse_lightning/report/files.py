@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from sparse_lightning.report.figures import save_png
 from sparse_lightning.report.history import History
 from sparse_lightning.report.mask_figure import draw_masks
 from sparse_lightning.report.outcome import Outcome
+from sparse_lightning.report.page import write_page
 from sparse_lightning.report.results_table import Results, main_metric, results_table
 
 
 def write_report(folder: Path, outcome: Outcome, history: History, results: Results, metric: str | None = None) -> str:
-    """Write `masks.safetensors`, `masks.png`, `sparsity.png`, `table.txt` and `results.json`.
+    """Write `masks.safetensors`, `masks.png`, `sparsity.png`, `table.txt`, `results.json` and `report.html`.
 
     Args:
         folder: the folder of the files; it is created if it does not exist.
@@ -38,8 +39,9 @@ def write_report(folder: Path, outcome: Outcome, history: History, results: Resu
     save_png(draw_masks(outcome.masks), folder / "masks.png")
     save_png(draw_curves(history), folder / "sparsity.png")
     (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
-    numbers = json.dumps(_numbers(outcome, results, metric), indent=1, allow_nan=False)
+    numbers = json.dumps(_numbers(outcome, history, results, metric), indent=1, allow_nan=False)
     (folder / "results.json").write_text(numbers + "\n", encoding="utf-8")
+    write_page(folder)
     return text
 
 
@@ -53,7 +55,7 @@ def _metadata(outcome: Outcome) -> dict[str, str]:
     }
 
 
-def _numbers(outcome: Outcome, results: Results, metric: str | None) -> dict[str, Any]:
+def _numbers(outcome: Outcome, history: History, results: Results, metric: str | None) -> dict[str, Any]:
     rows = [{**asdict(row), "target": row.target, "actual": row.actual} for row in outcome.rows]
     return {
         "metric": main_metric(results, metric),
@@ -62,7 +64,26 @@ def _numbers(outcome: Outcome, results: Results, metric: str | None) -> dict[str
         "actual": outcome.actual,
         "step": outcome.step,
         "parameters": rows,
+        "scopes": [asdict(scope) for scope in outcome.scopes],
+        "history": _curves(history),
     }
+
+
+def _curves(history: History) -> dict[str, Any]:
+    records = {name: {"steps": x.steps, "values": _known(x.values)} for name, x in history.metrics.items()}
+    return {
+        "steps": history.steps,
+        "target": history.target,
+        "actual": history.actual,
+        "loss_steps": history.loss_steps,
+        "loss": _known(history.loss),
+        "metrics": records,
+    }
+
+
+def _known(values: Sequence[float]) -> list[float | None]:
+    """Replace numbers that are not finite by None, and keep six significant digits: curves are drawn, not compared."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""History: a callback that records sparsity and training loss over a run."""
+"""History: a callback that records sparsity, training loss and metrics over a run."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import lightning as L
 from torch import Tensor
 
 from sparse_lightning.errors import SparsityError
+from sparse_lightning.report.metric_record import MetricRecord
 from sparse_lightning.report.outcome import weighted_mean
-from sparse_lightning.report.trainer_objects import attached_sparsifiers
+from sparse_lightning.report.results_table import shown_metrics
+from sparse_lightning.report.trainer_objects import attached_sparsifiers, logged_metrics
 
 
 class History(L.Callback):
-    """Records the sparsity at the start, at each update and at the end of a run, and the training loss.
+    """Records the sparsity at the start, at each update and at the end, the training loss, and validation metrics.
 
     The record is saved in checkpoints, and a resumed run continues it. Whenever there are more than `points` losses,
-    every second one is dropped, and from then on half as many are recorded.
+    every second one is dropped, and from then on half as many are recorded. So it is with the values of each metric.
 
     Args:
-        points: the maximum number of losses to keep.
+        points: the maximum number of losses, and of values of each metric, to keep.
 
     Attributes:
         steps: the number of optimizer steps at the start, at each update, and at the end.
@@ -28,6 +30,7 @@ class History(L.Callback):
         actual: the sparsity counted from the weights at `steps`.
         loss_steps: the number of optimizer steps at each recorded loss.
         loss: the training loss at `loss_steps`.
+        metrics: for each metric, the number of optimizer steps at the end of a validation, and the value.
     """
 
     steps: list[int]
@@ -35,6 +38,7 @@ class History(L.Callback):
     actual: list[float]
     loss_steps: list[int]
     loss: list[float]
+    metrics: dict[str, MetricRecord]
 
     def __init__(self, points: int = 500) -> None:
         if points < 2:
@@ -46,6 +50,7 @@ class History(L.Callback):
     def clear(self) -> None:
         """Delete the record."""
         self.steps, self.target, self.actual, self.loss_steps, self.loss = [], [], [], [], []
+        self.metrics = {}
         self._every, self._seen = 1, -1
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -71,6 +76,14 @@ class History(L.Callback):
         if made > self._seen:
             self._seen = made
             self._record_sparsity(trainer, made, [0.0 if update is None else update.target for update in updates])
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Record the metrics."""
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        for name in shown_metrics({"sparse": logged_metrics(trainer)}):
+            record = self.metrics.setdefault(name, MetricRecord())
+            record.add(self._step(trainer), float(trainer.callback_metrics[name]), self.points)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record the sparsity at the end."""
@@ -103,12 +116,15 @@ class History(L.Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the record as lists of numbers."""
         recorded = {name: list(getattr(self, name)) for name in _RECORDED}
-        return {**recorded, "every": self._every, "seen": self._seen}
+        metrics = {name: record.as_lists() for name, record in self.metrics.items()}
+        return {**recorded, "metrics": metrics, "every": self._every, "seen": self._seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue a saved record."""
         for name in _RECORDED:
             setattr(self, name, list(state_dict[name]))
+        metrics = state_dict.get("metrics", {})  # a checkpoint of version 0.1.0 has none
+        self.metrics = {name: MetricRecord(list(x["steps"]), list(x["values"])) for name, x in metrics.items()}
         self._every, self._seen = int(state_dict["every"]), int(state_dict["seen"])
         self._was_loaded = True
 

@@ -18,8 +18,12 @@ MAX_PIXELS = 256
 Item = TypeVar("Item")
 
 
-def mask_image(mask: Tensor) -> Image:
+def mask_image(mask: Tensor, max_pixels: int = MAX_PIXELS) -> Image:
     """Return a mask as `(rows, columns)` floats: 1 where a block is kept, 0 where it is pruned.
+
+    Args:
+        mask: a boolean grid, True = pruned.
+        max_pixels: the pixels along a side, at most; of larger grids, a pixel is the mean over several blocks.
 
     The first dimension of the grid is vertical, and all others are horizontal. A grid with a single row or column is
     wrapped into rows of equal length, as text is, since a line of one pixel is hard to see. The last row is padded
@@ -38,7 +42,7 @@ def mask_image(mask: Tensor) -> Image:
         padded = torch.full((-(-mask.numel() // width) * width,), math.nan)
         padded[: mask.numel()] = flat.flatten()
         flat = padded.view(-1, width)
-    return _downsampled(flat).numpy()
+    return _downsampled(flat, max_pixels).numpy()
 
 
 def is_wrapped(mask: Tensor) -> bool:
@@ -52,9 +56,9 @@ def wrap_width(blocks: int) -> int:
     return 1 << max(4, math.ceil(math.log2(blocks) / 2 + 0.5))
 
 
-def _downsampled(image: Tensor) -> Tensor:
-    """Return an image with at most MAX_PIXELS along a side."""
-    factors = [-(-n // MAX_PIXELS) for n in image.shape]
+def _downsampled(image: Tensor, max_pixels: int) -> Tensor:
+    """Return an image with at most `max_pixels` along a side."""
+    factors = [-(-n // max_pixels) for n in image.shape]
     if max(factors, default=1) <= 1:
         return image
     sizes = [-(-n // f) for n, f in zip(image.shape, factors, strict=True)]

@@ -46,6 +46,23 @@ class Row:
 
 
 @dataclass(frozen=True)
+class ScopeRow:
+    """What is left of one scope.
+
+    Args:
+        name: unique in the model.
+        pattern: the label of its pattern.
+        blocks: the number of its blocks: neurons, heads, tiles.
+        kept: the number of blocks that the masks keep.
+    """
+
+    name: str
+    pattern: str
+    blocks: int
+    kept: int
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The final state of a run.
 
@@ -55,6 +72,7 @@ class Outcome:
         target: the target sparsity of the schedule.
         actual: the sparsity counted from the weights.
         step: the number of optimizer steps.
+        scopes: the scopes of the model.
     """
 
     rows: tuple[Row, ...]
@@ -62,6 +80,7 @@ class Outcome:
     target: float
     actual: float
     step: int
+    scopes: tuple[ScopeRow, ...] = ()
 
     @staticmethod
     def of(sparsifiers: Sparsifier | Sequence[Sparsifier]) -> Outcome:
@@ -72,7 +91,8 @@ class Outcome:
         rows = [row for s in listed for attachment in s.attachments for row in _rows(attachment, s.masks)]
         target = weighted_mean(listed, [s.target for s in listed])
         actual = weighted_mean(listed, [s.sparsity() for s in listed])
-        return Outcome(tuple(rows), _masks(listed), target, actual, listed[0].step)
+        scopes = tuple(_scope_row(attachment, s.masks) for s in listed for attachment in s.attachments)
+        return Outcome(tuple(rows), _masks(listed), target, actual, listed[0].step, scopes)
 
 
 def weighted_mean(sparsifiers: Sequence[Sparsifier], values: Sequence[float]) -> float:
@@ -90,6 +110,12 @@ def _masks(sparsifiers: Iterable[Sparsifier]) -> dict[str, Tensor]:
         for name, mask in sparsifier.masks.items():
             found[name if name not in found else f"{name} ({number})"] = mask.detach().cpu().clone()
     return found
+
+
+def _scope_row(attachment: NamedScope, masks: Mapping[str, Tensor]) -> ScopeRow:
+    grids = [masks[name] for name in attachment.scope.named_blocks(attachment.name)]
+    blocks, pruned = sum(grid.numel() for grid in grids), sum(int(grid.sum()) for grid in grids)
+    return ScopeRow(attachment.name, attachment.pattern, blocks, blocks - pruned)
 
 
 def _rows(attachment: NamedScope, masks: Mapping[str, Tensor]) -> list[Row]:

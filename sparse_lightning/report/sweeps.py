@@ -10,13 +10,14 @@ from pathlib import Path
 from sparse_lightning.blocks.table import aligned
 from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.report.figures import save_png
+from sparse_lightning.report.page import write_sweep_page
 from sparse_lightning.report.results_table import higher_is_better, number_text
 from sparse_lightning.report.runs import SweepRun, runs_in, varied
 from sparse_lightning.report.sweep_figure import draw_sweep
 
 
 def sweep(folder: Path) -> str:
-    """Write `sweep.csv`, `sweep.txt` and `sweep.png` from the results of the runs below a folder.
+    """Write `sweep.csv`, `sweep.txt`, `sweep.png` and `report.html` from the results of the runs below a folder.
 
     Runs are sorted by target sparsity, and by metric with the best first. A run without results is listed last, as
     failed.
@@ -43,6 +44,7 @@ def sweep(folder: Path) -> str:
     text = _table(ordered, choices, metric)
     (folder / "sweep.txt").write_text(text + "\n", encoding="utf-8")
     save_png(draw_sweep(ordered, choices, metric), folder / "sweep.png")
+    write_sweep_page(folder, ordered, choices, metric)
     return text
 
 

@@ -1,4 +1,4 @@
-"""The Sparsifiers and TensorBoard loggers of a Trainer."""
+"""The Sparsifiers, TensorBoard loggers and metrics of a Trainer."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ def attached_sparsifiers(trainer: L.Trainer) -> list[Sparsifier]:
 def tensorboard_loggers(trainer: L.Trainer) -> list[TensorBoardLogger]:
     """Return the TensorBoard loggers of a Trainer."""
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+
+
+def logged_metrics(trainer: L.Trainer) -> dict[str, float]:
+    """Return the last logged metrics, without those of a SparsityCallback."""
+    logged = trainer.callback_metrics.items()
+    return {name: float(value) for name, value in logged if not name.startswith(("sparsity/", "sparsity_"))}
