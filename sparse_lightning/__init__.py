@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from sparse_lightning.blocks.view import View, copy_, empty_strided
     from sparse_lightning.budgets import ERK, LAMP, Global, Uniform
     from sparse_lightning.callbacks import SparseModelCheckpoint, SparsityCallback
+    from sparse_lightning.compensation import Refit
     from sparse_lightning.criteria import (
         EMA,
+        OBS,
         AdamFisher,
         AverageTaylor,
         ElementwiseTaylor,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
         Wanda,
     )
     from sparse_lightning.drawing import draw
+    from sparse_lightning.engine.prune import prune
     from sparse_lightning.engine.sparsifier import Sparsifier
     from sparse_lightning.errors import (
         CheckpointError,
@@ -62,6 +65,7 @@ __all__ = [
     "ERK",
     "LAMP",
     "NM",
+    "OBS",
     "SET",
     "AdamFisher",
     "AverageTaylor",
@@ -103,6 +107,7 @@ __all__ = [
     "Proximal",
     "PruneOnce",
     "Random",
+    "Refit",
     "RigL",
     "Save",
     "ScopeCoupling",
@@ -133,6 +138,7 @@ __all__ = [
     "draw",
     "empty_strided",
     "nm_select",
+    "prune",
     "tiled",
 ]
 
@@ -140,6 +146,8 @@ _HOMES = {
     # Train to sparsity
     "callbacks": ["SparseModelCheckpoint", "SparsityCallback"],
     "engine.sparsifier": ["Sparsifier"],
+    "engine.prune": ["prune"],
+    "compensation": ["Refit"],
     # Which weights form blocks
     "patterns": ["NM", "Blocks", "Custom", "Filters", "Heads", "Neurons", "Strided", "check_pruned"],
     # When, how many, which
@@ -149,6 +157,7 @@ _HOMES = {
     # Scores
     "criteria": [
         "EMA",
+        "OBS",
         "AdamFisher",
         "AverageTaylor",
         "ElementwiseTaylor",

@@ -134,6 +134,19 @@ class Wanda(Criterion):
         return Sum()(Abs()(x.weight) * x.input_norm)
 
 
+class OBS(Criterion):
+    """The output error of removing a block and refitting the rest: optimal brain surgeon for whole blocks, as in ZipLM.
+
+    `tr(W_b · ((G⁻¹)_bb)⁻¹ · W_bᵀ)`, summed over the layers that read the block: W_b are their weights in the columns of
+    the block, and G is the Gram matrix of their inputs. Units and tiles are removed one after the other, with a
+    downdate of G⁻¹ each: the score is the error of removing a block and all before it. Use it with `Refit`.
+    """
+
+    def flow(self, x: Inputs) -> Value:
+        """No pass over the weights: the errors are computed from Gram matrices."""
+        return x.removal_error
+
+
 class Random(Criterion):
     """A uniform random number per block, new at each update, the same on all ranks and after a resume."""
 

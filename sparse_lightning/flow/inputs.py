@@ -47,6 +47,11 @@ class Inputs:
         return self._context.input("random", FORMAT.RAGGED)
 
     @property
+    def removal_error(self) -> Value:
+        """The squared output error of the layers that read a block if it is removed and the rest refitted. RAGGED."""
+        return self._context.input("removal_error", FORMAT.RAGGED)
+
+    @property
     def step(self) -> Value:
         """The optimizer step, the same number for all blocks. RAGGED."""
         return self._context.input("step", FORMAT.RAGGED)

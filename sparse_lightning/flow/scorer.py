@@ -224,6 +224,9 @@ class Scorer:
         if "random" in self.program.names():
             draws = [self._draw(owner, block.numblk()) for owner, block in self._ragged.blocks.items()]
             found["random"] = self._ragged.join(draws).view(-1, 1, 1)
+        if "removal_error" in self.program.names() and sources.removal_error is not None:
+            errors = [sources.removal_error(block).float() for block in self._ragged.blocks.values()]
+            found["removal_error"] = self._ragged.join(errors).view(-1, 1, 1)
         return found
 
     def _draw(self, owner: str, n: int) -> Tensor:

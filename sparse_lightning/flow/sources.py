@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.errors import FlowError, did_you_mean
 from sparse_lightning.flow.inputs import OPTIMIZER
 from sparse_lightning.flow.optimizer_state import fresh, state_tensors
@@ -27,6 +28,7 @@ class Sources:
         grads: gradients to use instead of `param.grad`.
         step: the optimizer step.
         target: the target sparsity.
+        removal_error: returns the grid of removal errors of a block.
     """
 
     optimizers: Sequence[Optimizer] = ()
@@ -34,6 +36,7 @@ class Sources:
     grads: Mapping[Tensor, Tensor] = field(default_factory=dict)
     step: int = 0
     target: float = 0.0
+    removal_error: Callable[[SparseBlock], Tensor] | None = None
 
     def element(self, name: str, param: Tensor, owner: str) -> Tensor:
         """Return the tensor of an input with one entry per weight, in the shape of the parameter.
@@ -80,6 +83,10 @@ class Sources:
         """
         if "input_norm" in names and not self._watches(param):
             raise FlowError(f"input_norm of {owner} is missing{self._missing('input_norm', param)}")
+        if "removal_error" in names and self.removal_error is None:
+            raise FlowError(
+                f"removal_error of {owner} is missing: score it in a Sparsifier or by prune, which collect it"
+            )
         needed = sorted(name for name in names if name.startswith(OPTIMIZER))
         kept = [OPTIMIZER + name for name in self._names_kept(param)] if needed else []
         for name in needed:

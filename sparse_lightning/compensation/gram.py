@@ -1,0 +1,119 @@
+"""GramMatrices: the Gram matrices of layer inputs, collected by forward hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparse_lightning.blocks.shards import has_others, is_sharded, summed
+from sparse_lightning.compensation.reading_layer import ReadingLayer, reading_layers
+from sparse_lightning.errors import PatternError, SparseLightningError
+
+
+class GramMatrices:
+    """The Gram matrix `XᵀX` of the inputs X of each layer, over all observed forward passes, in fp32 or wider.
+
+    The input of a layer with a bias ends with a constant one, so that the bias is one more column of weights. A matrix
+    has `K²` numbers for K inputs: observe few layers at once if memory is short. With several processes, reading a
+    matrix sums it over all ranks; all ranks must read the same ones in the same order.
+
+    Args:
+        model: where the layers are.
+        weights: names and weights of the layers to observe until `close`.
+        only_training: whether forward passes in evaluation mode are ignored.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3, bias=False))
+        >>> grams = GramMatrices(net, [("0.weight", net[0].weight)])
+        >>> _ = net(torch.tensor([[3.0, 1.0], [4.0, 0.0]]))
+        >>> grams[net[0].weight]
+        tensor([[25.,  3.],
+                [ 3.,  1.]])
+        >>> grams.close()
+    """
+
+    def __init__(self, model: nn.Module, weights: Iterable[tuple[str, Tensor]], only_training: bool = False) -> None:
+        self.layers = reading_layers(model, weights)
+        self._only_training = only_training
+        self._by_module = {layer.module: layer for layer in self.layers}
+        self._of = {id(layer.weight): layer for layer in self.layers}
+        self._sums: dict[int, Tensor] = {}
+        modules = self._by_module
+        self._handles = [module.register_forward_pre_hook(self._collect, with_kwargs=True) for module in modules]
+
+    def _collect(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self._only_training and not module.training:
+            return
+        x = (inputs[0] if inputs else next(iter(named.values()))).detach()
+        layer = self._by_module[module]
+        if is_sharded(x):
+            raise PatternError(
+                f"the inputs of {layer.name} are sharded: compensation needs whole inputs, as with FSDP2. Prune before "
+                "tensor parallelism"
+            )
+        # Autocast would multiply in half precision.
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            rows = layer.inputs(x)
+            seen = self._sums.get(id(layer.weight))
+            if seen is None:
+                self._sums[id(layer.weight)] = rows.T @ rows
+            else:
+                seen.addmm_(rows.T, rows)
+
+    def __contains__(self, weight: Tensor) -> bool:
+        return id(weight) in self._of
+
+    def layer_of(self, weight: Tensor) -> ReadingLayer:
+        """Return the layer of a weight that is observed."""
+        return self._of[id(weight)]
+
+    def __getitem__(self, weight: Tensor) -> Tensor:
+        total = self._total(self._of[id(weight)])
+        if total is None:
+            raise SparseLightningError(
+                f"{self._of[id(weight)].name} has had no inputs since the last update: run batches through this layer "
+                "before it is pruned with compensation, or exclude it"
+            )
+        return total
+
+    def _total(self, layer: ReadingLayer) -> Tensor | None:
+        """Return the sum over all ranks; None where no rank has observed an input."""
+        seen = self._sums.get(id(layer.weight))
+        if not has_others():
+            return seen
+        size, weight = layer.features + (layer.bias is not None), layer.weight
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        own = torch.zeros(size, size, dtype=dtype, device=weight.device) if seen is None else seen
+        total = summed(own)
+        return total if total.any() else None
+
+    def totals(self) -> dict[str, Tensor]:
+        """Return the matrices by name of the weight, for a checkpoint; all ranks must call it.
+
+        With several ranks, rank 0 continues from these totals and the others from zero, as in a run that is resumed.
+        """
+        found = {layer.name: self._total(layer) for layer in self.layers}
+        kept = {name: total for name, total in found.items() if total is not None}
+        if has_others():
+            self.load(kept)
+        return {name: total.clone() for name, total in kept.items()}
+
+    def load(self, totals: Mapping[str, Tensor]) -> None:
+        """Continue from the result of `totals`; all ranks must pass the same."""
+        counts = not has_others() or torch.distributed.get_rank() == 0
+        named = {layer.name: layer for layer in self.layers if layer.name in totals and counts}
+        self._sums = {id(layer.weight): totals[n].to(layer.weight.device).clone() for n, layer in named.items()}
+
+    def reset(self) -> None:
+        """Set all matrices to zero observations, and continue to observe."""
+        self._sums = {}
+
+    def close(self) -> None:
+        """Remove the hooks, and free the matrices."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._sums = {}

@@ -1,0 +1,122 @@
+"""Calibration: run a model on a few batches, to observe the inputs of its layers and to compute gradients."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor, nn
+
+from sparse_lightning.errors import SparseLightningError
+
+Step = Callable[[nn.Module, Any], Any]
+"""Runs a model on a batch. What it returns is needed for gradients only: a loss."""
+
+
+def default_step(model: nn.Module, batch: Any) -> Any:
+    """Run a model as its kind is usually run.
+
+    A LightningModule makes its `training_step`. Other models are called: with a mapping as keywords, as models of
+    transformers are, and with the first entry of a tuple or list, without the labels.
+
+    Example:
+        >>> default_step(nn.Linear(4, 3), (torch.zeros(2, 4), torch.zeros(2))).shape
+        torch.Size([2, 3])
+    """
+    if isinstance(model, L.LightningModule):
+        with warnings.catch_warnings():
+            # There is no Trainer that could log anything.
+            warnings.filterwarnings("ignore", ".*self.log.*")
+            return model.training_step(batch, 0)
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(batch[0]) if isinstance(batch, tuple | list) else model(batch)
+
+
+class Calibration:
+    """A model in evaluation mode, and batches that it runs on.
+
+    Args:
+        model: is called in evaluation mode, and left in the mode that it was in.
+        batches: anything that can be iterated; an iterator is kept as a list, since it is needed several times.
+        step: runs the model on a batch; None for `default_step`.
+    """
+
+    def __init__(self, model: nn.Module, batches: Iterable[Any], step: Step | None = None) -> None:
+        self._model, self._step = model, step or default_step
+        self._batches = list(batches) if isinstance(batches, Iterator) else batches
+        self._device = next((param.device for param in model.parameters()), torch.device("cpu"))
+
+    def run(self) -> None:
+        """Run all batches, without gradients."""
+        with self._evaluating(), torch.no_grad():
+            for batch in self._moved():
+                self._step(self._model, batch)
+
+    def run_once(self) -> None:
+        """Run the first batch, without gradients."""
+        with self._evaluating(), torch.no_grad():
+            self._step(self._model, next(iter(self._moved())))
+
+    def losses(self) -> Iterator[None]:
+        """Yield after the backward pass of each batch; gradients are those of this batch alone."""
+        with self._evaluating(), torch.enable_grad(), self._own_gradients():
+            for batch in self._moved():
+                self._model.zero_grad(set_to_none=True)
+                _loss_of(self._step(self._model, batch)).backward()  # type: ignore[no-untyped-call]
+                yield
+
+    def _moved(self) -> Iterator[Any]:
+        count = 0
+        for batch in self._batches:
+            count += 1
+            yield move_data_to_device(batch, self._device)
+        if not count:
+            raise SparseLightningError("batches is empty: pass at least one batch, to observe the inputs of layers")
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        training = [module for module in self._model.modules() if module.training]
+        self._model.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+            _reshard(self._model)
+
+    @contextmanager
+    def _own_gradients(self) -> Iterator[None]:
+        """Put back the gradients that the model had."""
+        before = [(param, param.grad) for param in self._model.parameters()]
+        try:
+            yield
+        finally:
+            for param, grad in before:
+                param.grad = grad
+
+
+def _reshard(model: nn.Module) -> None:
+    """Free the gathered parameters that FSDP2 keeps after a forward pass: they would not follow the shards."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        for module in model.modules():
+            if isinstance(module, fsdp.FSDPModule):
+                module.reshard()
+
+
+def _loss_of(result: Any) -> Tensor:
+    """Return the loss of a step: a scalar, or the entry or attribute `loss`."""
+    found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        raise SparseLightningError(
+            "the criterion reads gradients, and the model returns no loss for a batch: pass step, a function of the "
+            "model and a batch that returns the loss, or a criterion without gradients such as Wanda()"
+        )
+    return found
