@@ -19,11 +19,13 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from omegaconf import OmegaConf
 
 import sparse_lightning
 from sparse_lightning.compat.accelerate import BeforeClipping
 from sparse_lightning.compat.hydra import CORE_PLUGINS, argument_parser, reading_files
 from sparse_lightning.compat.lightning import set_mesh_sizes, started_processes, state_key
+from sparse_lightning.compat.omegaconf import resolving
 
 PACKAGE = Path(sparse_lightning.__file__).parent
 
@@ -155,3 +157,14 @@ def test_private_names_of_other_libraries_are_used_in_compat_only():
             "_utils",
         },
     }, "a name that is new here needs a test by name, in this file or in test_compat_torch.py"
+
+
+def test_omegaconf_container_resolves_interpolations_by_these_methods():
+    config = OmegaConf.create({"a": "text", "b": "${a}${a}", "c": "${b}", "d": "${oc.select:a}"})
+    seen: list[str] = []
+    with resolving(seen.append):
+        assert OmegaConf.to_container(config, resolve=True)["c"] == "texttext"
+    assert seen.count("") == 2 + 3 + 1, "OmegaConf resolves them by other methods"
+    assert "texttext" in seen
+    OmegaConf.to_container(config, resolve=True)
+    assert seen.count("") == 6, "they are measured only inside of the context"

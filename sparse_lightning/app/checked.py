@@ -38,12 +38,13 @@ class CheckedRuns:
 
     def choose_folder(self) -> Path:
         """Return the folder of all files: a new one, or with `ckpt_path=last` that of the newest run."""
-        folder = self.main.folder("sweep.dir" if self.is_sweep else "run.dir")
+        is_given = self.typed.sets("folder")
+        folder = self.main.given_folder if is_given else self.main.folder("sweep.dir" if self.is_sweep else "run.dir")
         if self.main.config.ckpt_path != "last":
             return fresh(folder)
         if self.is_sweep:
             raise ConfigError("ckpt_path: a sweep cannot be resumed: remove ckpt_path or -m")
-        last = last_run(folder.parent)
+        last = folder if is_given else last_run(folder.parent)
         if (last / "results.json").is_file() and not any(
             line.startswith("trainer.max_") for line in self.typed.overrides
         ):
@@ -91,5 +92,7 @@ def _check_run(run: Composed, typed: Typed) -> None:
     # The folder is chosen later, below the current one unless the user names another: this one stands for it.
     config = run.plain(Path("outputs", "run"))
     check_typed(config, run.raw, typed)
+    if typed.sets("folder"):
+        _ = run.given_folder
     check(config, typed.trusted)
     check_read(config, typed)

@@ -12,14 +12,14 @@ from typing import Any, TypeVar, cast
 import hydra
 import yaml
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sparse_lightning.app import catalog
 from sparse_lightning.app.arguments import parameters_of
-from sparse_lightning.app.growth import check_growth
+from sparse_lightning.app.growth import limited_growth
+from sparse_lightning.app.overrides import parsed
 from sparse_lightning.app.renamed_keys import with_new_keys
 from sparse_lightning.app.stale_overrides import without_stale_overrides
 from sparse_lightning.app.trust import Target, check_name
@@ -64,7 +64,12 @@ class Composed:
 
     def folder(self, place: str) -> Path:
         """Return a folder that Hydra's configuration names, such as "run.dir"."""
-        return self._resolving(lambda: Path(str(OmegaConf.select(self.hydra, place))))
+        return as_folder(self._resolving(lambda: OmegaConf.select(self.hydra, place)), f"hydra.{place}")
+
+    @property
+    def given_folder(self) -> Path:
+        """The folder that the user has typed as `folder=…`."""
+        return as_folder(self._resolving(lambda: self.config.folder), "folder")
 
     def plain(self, folder: Path | str) -> dict[str, Any]:
         """Return the job's configuration as plain values, for a run in a folder, with all interpolations resolved."""
@@ -78,7 +83,8 @@ class Composed:
         before = HydraConfig.instance().cfg
         HydraConfig.instance().cfg = OmegaConf.create({"hydra": self.hydra})  # type: ignore[assignment]
         try:
-            return action()
+            with limited_growth():
+                return action()
         except OmegaConfBaseException as error:
             raise ConfigError(f"{error.full_key or 'config'}: {_first_line(error)}") from error
         except RecursionError as error:
@@ -87,6 +93,17 @@ class Composed:
             ) from error
         finally:
             HydraConfig.instance().cfg = before
+
+
+def as_folder(value: Any, place: str) -> Path:
+    """Return the folder that a value names.
+
+    Raises:
+        ConfigError: where it is not the name of a folder of its own.
+    """
+    if not isinstance(value, str) or Path(value).name in ("", ".."):
+        raise ConfigError(f"{place}: {value!r} is not the name of a folder: write one, such as {place}=outputs/mine")
+    return Path(value)
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | None = None, number: int = 0) -> Composed:
@@ -107,6 +124,7 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None, number
     lines = [*overrides, *search_path(config_dir), f"hydra.job.num={number}", f"hydra.job.id={number}"]
     try:
         with (
+            limited_growth(),
             reading_files(YamlLimits().add),
             hydra.initialize_config_dir(str(catalog.CONF.resolve()), "run", "1.3"),
         ):
@@ -117,7 +135,8 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None, number
         ) from error
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise _translated(error, overrides, config_dir) from error
-    check_growth(cast(dict[str, Any], OmegaConf.to_container(made)))
+    except (OSError, UnicodeDecodeError) as error:  # a file without permission, a name that is too long for one
+        raise ConfigError(f"a file of the configuration cannot be read: {error}. Check its name and content") from error
     config = OmegaConf.masked_copy(made, [str(key) for key in made if key != "hydra"])
     return Composed(config, made.hydra)
 
@@ -135,14 +154,6 @@ def expanded(overrides: Sequence[str]) -> list[list[str]]:
         key, line = override.get_key_element(), cast(str, override.input_line)
         choices.append([f"{key}={value}" for value in override.sweep_string_iterator()] if is_discrete else [line])
     return [list(run) for run in product(*choices)]
-
-
-def parsed(overrides: Sequence[str]) -> list[Any]:
-    """Parse overrides by Hydra's grammar."""
-    try:
-        return list(OverridesParser.create().parse_overrides(list(overrides)))
-    except HydraException as error:
-        raise ConfigError(f"{_first_line(error)}. An override is key=value, such as schedule.final=0.9") from error
 
 
 def search_path(config_dir: str | None) -> list[str]:

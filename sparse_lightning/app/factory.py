@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import lightning as L
 import torch
 from hydra.errors import InstantiationException
+from lightning.pytorch.loggers import Logger
 from torch import nn
+from torch.optim import Optimizer
 
 from sparse_lightning.app.trust import instantiate
+from sparse_lightning.blocks.scope import SparseScope
+from sparse_lightning.blocks.sparse_block import SparseBlock
+from sparse_lightning.budgets import Budget
 from sparse_lightning.callbacks import SparsityCallback
 from sparse_lightning.engine.first_masks import check_first_masks
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import ConfigError, SparseLightningError, UntrustedError
 from sparse_lightning.export import Exporter
-from sparse_lightning.patterns import resolve
+from sparse_lightning.flow import Criterion
+from sparse_lightning.methods import Method
+from sparse_lightning.patterns import Pattern, resolve
+from sparse_lightning.schedules import Schedule
+
+PARTS: dict[str, type] = {"schedule": Schedule, "method": Method, "budget": Budget, "criterion": Criterion}
+"""The groups of a SparsityCallback that have one object, and its base class; an empty group is left to the default."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +61,9 @@ class Factory:
 
     def sparsity(self) -> SparsityCallback:
         """Return the callback that prunes."""
-        made = {name: self._made(name) for name in ("schedule", "method", "budget")}
-        made["criterion"] = self._made("criterion") if self.config["criterion"] else None
-        patterns = [self._make(node, f"pattern.{name}") for name, node in self.config["pattern"].items()]
+        made = {name: self._made(name, kind) for name, kind in PARTS.items() if self.config[name]}
+        nodes = self.config["pattern"].items()
+        patterns = [self._make(node, f"pattern.{name}", Pattern, SparseBlock, SparseScope) for name, node in nodes]
         with at("masks"):
             check_first_masks(self.config["masks"])
         with at("update_every"):
@@ -58,25 +72,38 @@ class Factory:
 
     def logger(self) -> Any:
         """Return the logger; False for none."""
-        return self._made("logger") if self.config["logger"] else False
+        return self._made("logger", Logger) if self.config["logger"] else False
 
     def exporter(self) -> Exporter | None:
         """Return what writes the model after training; None for nothing."""
-        return cast(Exporter, self._made("export")) if self.config["export"] else None
+        if not self.config["export"]:
+            return None
+        made = self._made("export")
+        if not _can_export(made):
+            raise ConfigError(
+                f"export._target_: {self.config['export']['_target_']} cannot export: it is not called with a folder, "
+                "a model and a Sparsifier. Choose export=weights, or another"
+            )
+        return cast(Exporter, made)
 
     def trainer(self, callbacks: Sequence[L.Callback]) -> L.Trainer:
         """Return a trainer without loggers, with callbacks beside those of the configuration."""
         node = {**self.config["trainer"], "_partial_": True}
-        own = instantiate(node.pop("callbacks", None) or [], "trainer.callbacks", self.trusted)
+        own = self._callbacks(node.pop("callbacks", None) or [])
         build = self._make(node, "trainer")
         with at("trainer"):
-            return cast(L.Trainer, build(callbacks=[*own, *callbacks], logger=False))
+            made = build(callbacks=[*own, *callbacks], logger=False)
+        return cast(L.Trainer, _checked(made, "trainer", (L.Trainer,)))
 
     def check_optimizer(self) -> None:
         """Raise `ConfigError` for invalid values of the optimizer, which it checks when it gets parameters."""
-        build = self._made("optimizer")
+        build = self._made("optimizer", partial)
+        for key, value in self.config["optimizer"].items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"optimizer.{key}: {value} is not finite: pass a number")
         with at("optimizer"):
-            build([nn.Parameter(torch.zeros(1))])
+            made = build([nn.Parameter(torch.zeros(1))])
+        _checked(made, "optimizer", (Optimizer,))
 
     def check_patterns(self, sparsifier: Sparsifier, model: L.LightningModule) -> None:
         """Raise `ConfigError` where patterns do not match the model, or overrides of the budget no scope."""
@@ -86,15 +113,39 @@ class Factory:
         with at("budget.overrides"):
             configuration.budget.check_overrides([attachment.name for attachment in found])
 
-    def _made(self, group: str, kind: type = object) -> Any:
-        made = self._make(self.config[group], group)
-        if not isinstance(made, kind):
-            raise ConfigError(f"{group}._target_: {type(made).__name__} is not a {kind.__name__}")
-        return made
+    def _callbacks(self, nodes: Any) -> list[L.Callback]:
+        if not isinstance(nodes, list):
+            raise ConfigError(f"trainer.callbacks: {nodes!r} is not a list: write - _target_: … for each callback")
+        return [self._make(node, f"trainer.callbacks[{i}]", L.Callback) for i, node in enumerate(nodes)]
 
-    def _make(self, node: Any, place: str) -> Any:
+    def _made(self, group: str, *kinds: type) -> Any:
+        return self._make(self.config[group], group, *kinds)
+
+    def _make(self, node: Any, place: str, *kinds: type) -> Any:
         with at(place):
-            return instantiate(node, place, self.trusted)
+            made = instantiate(node, place, self.trusted)
+        return _checked(made, place, kinds or (object,))
+
+
+def _checked(made: Any, place: str, kinds: tuple[type, ...]) -> Any:
+    """Return an object of one of some kinds; raise `ConfigError` for any other."""
+    if isinstance(made, kinds):
+        return made
+    if isinstance(made, partial):
+        raise ConfigError(f"{place}._partial_: true makes no {kinds[0].__name__} yet. Remove it")
+    if partial in kinds:
+        raise ConfigError(f"{place}._partial_: true is missing: the parameters of the model are passed later. Add it")
+    wanted, group = " or ".join(kind.__name__ for kind in kinds), place.partition(".")[0]
+    raise ConfigError(f"{place}._target_: {type(made).__name__} is not a {wanted}. Choose an option of {group}")
+
+
+def _can_export(made: Any) -> bool:
+    """Whether an object can be called with a folder, a model and a Sparsifier."""
+    try:
+        inspect.signature(made).bind("folder", "model", "sparsifier")
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(made, partial | type | nn.Module)
 
 
 @contextmanager

@@ -13,7 +13,15 @@ LAST_WRITTEN = "meta.pt"
 def fresh(folder: Path) -> Path:
     """Return a folder of this name, or with a number appended, that does not exist."""
     choices = (folder if i == 1 else folder.with_name(f"{folder.name}_{i}") for i in range(1, 1000))
-    return next(choice for choice in choices if not choice.exists())
+    try:
+        return next(choice for choice in choices if not choice.exists())
+    except OSError as error:  # a name that is too long for a file, for one
+        raise no_folder(folder, error) from error
+
+
+def no_folder(folder: Path, error: OSError) -> ConfigError:
+    """Return the error of a folder that cannot be made."""
+    return ConfigError(f"{folder}: the run's folder cannot be made: {error.strerror}. Choose another one by folder=…")
 
 
 def last_run(runs: Path) -> Path:

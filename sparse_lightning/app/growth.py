@@ -1,83 +1,67 @@
-"""Growth: how large a configuration becomes when its interpolations are resolved, estimated before they are."""
+"""Growth: what the interpolations of a configuration are resolved to is counted, so that a short file stays small."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from sparse_lightning.compat.omegaconf import resolving
 from sparse_lightning.errors import ConfigError
 
-MAX_SIZE, MAX_NESTED = 500_000, 4
-"""Characters of all values, and interpolations whose name is itself an interpolation."""
-
-_REFERENCE, _NESTED = re.compile(r"\.*\w[\w.]*"), re.compile(r"\$\{[^}]*\$\{")
-_COST = 50
-"""What a value or reference counts, beside its characters: it takes time."""
+MAX_RESOLVED, MAX_SIZE = 1_000, 500_000
+"""How often interpolations are resolved, and characters of all values that they refer to."""
 
 
-def check_growth(raw: dict[str, Any]) -> None:
-    """Raise `ConfigError` for interpolations of interpolations that grow too large.
+class Growth:
+    """Counts interpolations while they are resolved; beyond a limit, none is resolved any more.
 
-    Args:
-        raw: plain, with its interpolations as they are written.
+    Attributes:
+        resolved: how many were resolved, those of interpolations that refer to interpolations included.
+        size: the characters of what they refer to.
+    """
+
+    def __init__(self) -> None:
+        self.resolved = self.size = 0
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether a limit is exceeded."""
+        return self.resolved > MAX_RESOLVED or self.size > MAX_SIZE
+
+    def add(self, text: str) -> None:
+        """Count one more text that an interpolation refers to."""
+        self.resolved += not text
+        self.size += len(text)
+        if self.is_too_large:
+            raise self.error()
+
+    def error(self) -> ConfigError:
+        """Return the error of a configuration that grows too large."""
+        return ConfigError(
+            f"config: its interpolations grow: they are resolved more than {MAX_RESOLVED:,} times, or refer to more "
+            f"than {MAX_SIZE:,} characters. Use fewer of them"
+        )
+
+
+@contextmanager
+def limited_growth() -> Iterator[Growth]:
+    """Raise `ConfigError` where the interpolations that are resolved inside grow too large.
 
     Example:
+        >>> from omegaconf import OmegaConf
         >>> doubled = {f"x{i}": f"${{x{i - 1}}}${{x{i - 1}}}" for i in range(1, 40)}
-        >>> check_growth({"x0": "ab", **doubled})
+        >>> with limited_growth():
+        ...     OmegaConf.to_container(OmegaConf.create({"x0": "ab", **doubled}), resolve=True)
         Traceback (most recent call last):
-        sparse_lightning.errors.ConfigError: x13: its interpolations grow ... Use fewer of them
+        sparse_lightning.errors.ConfigError: config: its interpolations grow: ... Use fewer of them
     """
+    growth = Growth()
     try:
-        _Growth(raw).check()
-    except RecursionError as error:
-        raise ConfigError("config: its interpolations refer to one another too deeply. Use fewer of them") from error
-
-
-class _Growth:
-    def __init__(self, raw: dict[str, Any]) -> None:
-        self._raw, self._sizes, self._nested = raw, dict[str, int](), 0
-
-    def check(self) -> None:
-        for key in self._raw:
-            self._size(self._raw[key], str(key))
-
-    def _size(self, node: Any, place: str) -> int:
-        """Return the size of a value; one that refers to itself counts once, and OmegaConf reports it."""
-        if place in self._sizes:
-            return self._sizes[place]
-        self._sizes[place] = _COST
-        if isinstance(node, dict):
-            size = sum(self._size(value, f"{place}.{key}") for key, value in node.items())
-        elif isinstance(node, list):
-            size = sum(self._size(value, f"{place}.{i}") for i, value in enumerate(node))
-        else:
-            size = len(str(node)) + (self._referred(node, place) if isinstance(node, str) and "${" in node else 0)
-        self._sizes[place] = size + _COST
-        if size > MAX_SIZE or self._nested > MAX_NESTED:
-            raise ConfigError(
-                f"{place}: its interpolations grow to more than {MAX_SIZE:,} characters. Use fewer of them"
-            )
-        return self._sizes[place]
-
-    def _referred(self, text: str, place: str) -> int:
-        """Return the size of all that a text may refer to."""
-        self._nested += len(_NESTED.findall(text))
-        places = [self._absolute(found, place) for found in _REFERENCE.findall(text.replace("[", ".").replace("]", ""))]
-        return sum(self._size(*found) for found in map(self._at, places) if found is not None)
-
-    def _absolute(self, name: str, place: str) -> str:
-        """Return a place from the root; each leading dot of a name goes up by one."""
-        dots = len(name) - len(name.lstrip("."))
-        above = place.split(".")[:-dots] if dots else []
-        return ".".join([*above, name.lstrip(".")])
-
-    def _at(self, place: str) -> tuple[Any, str] | None:
-        node: Any = self._raw
-        for part in place.rstrip(".").split("."):
-            if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
-                node = node[int(part)]
-            elif isinstance(node, dict) and part in node:
-                node = node[part]
-            else:
-                return None
-        return node, place.rstrip(".")
+        with resolving(growth.add):
+            yield growth
+    except Exception:
+        if growth.is_too_large:  # OmegaConf wraps what is raised while it resolves
+            raise growth.error() from None
+        raise
+    if growth.is_too_large:
+        raise growth.error()

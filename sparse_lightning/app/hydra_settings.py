@@ -14,9 +14,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sparse_lightning.app.allowlist import is_within
+from sparse_lightning.app.growth import limited_growth
 from sparse_lightning.app.trust import Target, home_of, locate, targets
 from sparse_lightning.compat.hydra import CORE_PLUGINS
-from sparse_lightning.errors import UntrustedError
+from sparse_lightning.errors import ConfigError, UntrustedError
 
 _INSTALLED = "hydra_plugins"
 """The package of plugins that others have installed: some run commands that their settings name."""
@@ -35,7 +36,9 @@ def check_hydra(part: DictConfig, typed: Sequence[str], trusted: Iterable[str] =
         typed: the overrides of the command line.
         trusted: prefixes of dotted names that the user trusts.
     """
-    plain = _plain(part)
+    with limited_growth():
+        plain = _plain(part)
+    _check_kinds(plain)
     typed_keys = [line.partition("=")[0].lstrip("+~") for line in typed]
     for target in _targets(plain):
         kind = target.place.split(".")[1]
@@ -54,6 +57,17 @@ def check_hydra(part: DictConfig, typed: Sequence[str], trusted: Iterable[str] =
     for key in _FOLDERS:
         if f"hydra.{key}" not in typed_keys:
             _check_folder(str(_at(plain, key) or ""), key)
+
+
+def _check_kinds(plain: dict[str, Any]) -> None:
+    """Raise `ConfigError` for settings of a kind on which Hydra fails."""
+    verbose = plain.get("verbose")
+    names = verbose if isinstance(verbose, list) else [verbose]
+    if not isinstance(verbose, bool) and not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"hydra.verbose: {verbose!r} is not true, false, or names of loggers: correct or remove it")
+    for kind in ("launcher", "sweeper"):
+        if not isinstance(plain.get(kind), dict) or "_target_" not in plain[kind]:
+            raise ConfigError(f"hydra.{kind}: {plain.get(kind)!r} is not a {kind}: use hydra/{kind}=basic")
 
 
 def _check_target(target: Target, allowed: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from sparse_lightning.app.check import check
 from sparse_lightning.app.compose import Composed
 from sparse_lightning.app.folders import has_shards
+from sparse_lightning.app.overrides import shortened
 from sparse_lightning.app.paths import check_read
 from sparse_lightning.app.quiet import be_quiet
 from sparse_lightning.app.rank_zero import await_rank_zero, is_rank_zero
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 BAD_CONFIG, INTERRUPTED = 2, 130
 """Exit codes."""
+
+LONGEST = 2_000
+"""Characters of the message of an error: a value in it may be of any length."""
 
 
 class Job:
@@ -94,7 +98,7 @@ def print_error(error: SparseLightningError) -> int:
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         raise error
     if is_rank_zero():
-        print(f"sparse-lightning: {error}", file=sys.stderr)
+        print(f"sparse-lightning: {shortened(' '.join(str(error).split()), LONGEST)}", file=sys.stderr)
     else:
         await_rank_zero()
     return BAD_CONFIG

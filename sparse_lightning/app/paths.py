@@ -18,6 +18,8 @@ from sparse_lightning.errors import UntrustedError
 ANY = ("dirpath", "save_dir", "default_root_dir", "log_dir")
 """Arguments that are folders to write to, whatever takes them: also in packages that the user trusts."""
 
+_PRINTING_PROFILERS = ("simple", "advanced")
+
 
 def check_written(config: dict[str, Any]) -> None:
     """Raise `UntrustedError` where a file would be written outside of the run's folder, or leave the machine.
@@ -29,6 +31,7 @@ def check_written(config: dict[str, Any]) -> None:
     for place, node in _objects(config):
         name = listed_name(locate(Target(place, node["_target_"])))
         _check_keywords(node, place, name)
+        _check_profiler(node, place, name)
         folders = [key for key in (*ANY, *_arguments(FOLDERS, name)) if isinstance(node.get(key), str)]
         for key in folders:
             if not _is_below(node[key], run):
@@ -72,6 +75,16 @@ def _check_keywords(node: dict[str, Any], place: str, name: str | None) -> None:
         raise UntrustedError(
             f"{place}.{hidden[0]}: {node[hidden[0]]!r} is not allowed: {name} takes paths, which are checked by name. "
             "Write all arguments by name"
+        )
+
+
+def _check_profiler(node: dict[str, Any], place: str, name: str | None) -> None:
+    """Raise `UntrustedError` for a profiler of the Trainer that writes files where it chooses."""
+    profiler = node.get("profiler")
+    if name == "lightning.Trainer" and isinstance(profiler, str) and profiler not in _PRINTING_PROFILERS:
+        raise UntrustedError(
+            f"{place}.profiler: {profiler!r} is not allowed: it writes files outside of the run's folder. Use "
+            f"{' or '.join(_PRINTING_PROFILERS)}, which print"
         )
 
 

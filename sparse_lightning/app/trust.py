@@ -89,6 +89,8 @@ def targets(node: Any, place: str = "") -> Iterator[Target]:
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):
             yield from targets(value, f"{place}[{i}]")
+    elif not isinstance(node, str | int | float | None):
+        raise UntrustedError(f"{place}: {node!r} is not allowed: it is neither text nor a number. Write a plain value")
     elif isinstance(node, str) and "${" in node:
         raise UntrustedError(f"{place}: {node!r} is not allowed: Hydra would resolve it after the check")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override, QuotedString
 
-from sparse_lightning.app.compose import parsed
+from sparse_lightning.app.overrides import parsed
 from sparse_lightning.errors import ConfigError, UntrustedError
 
 TYPED_ONLY = ("ckpt_path", "trust_checkpoint")

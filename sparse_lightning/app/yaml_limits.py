@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sparse_lightning.app.growth import check_growth
 from sparse_lightning.errors import ConfigError
 
-MAX_BYTES, MAX_NODES, MAX_DEPTH, MAX_COPIES = 500_000, 10_000, 50, 1_000
-"""Of all files of a configuration together: bytes, keys and values; of each: nesting; copies of one file in others."""
+MAX_FILES, MAX_BYTES, MAX_NODES, MAX_COPIES = 200, 500_000, 10_000, 1_000
+"""Of all files of a configuration together: their number, bytes, keys and values; copies of one file in others."""
+MAX_DEPTH, MAX_KEY, MAX_DIGITS = 50, 200, 1_000
+"""Of each file: nesting; characters of a key, and of a value without quotes that starts like a number."""
+MAX_INTERPOLATED, MAX_NESTED = 20_000, 5
+"""Characters of all values with interpolations; interpolations inside of one another, which take long to parse."""
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -30,7 +34,7 @@ class YamlLimits:
     """
 
     def __init__(self) -> None:
-        self._bytes, self._nodes, self._copies = 0, 0, 1
+        self._files, self._bytes, self._nodes, self._copies, self._interpolated = 0, 0, 0, 1, 0
 
     def add(self, file: Path) -> None:
         """Measure one more file.
@@ -38,16 +42,33 @@ class YamlLimits:
         Raises:
             ConfigError: where the files become too large or too deep, or a file includes itself.
         """
+        if not file.is_file():  # a pipe or a device has no end
+            raise ConfigError(f"{file} is not allowed: it is not a regular file. Use a YAML file")
+        self._files += 1
         self._bytes += file.stat().st_size
+        if self._files > MAX_FILES:
+            raise _refused(file, f"the configuration has more than {MAX_FILES} files")
         if self._bytes > MAX_BYTES:
             raise _refused(file, f"the configuration has {self._bytes:,} bytes, more than {MAX_BYTES:,}")
         text = file.read_bytes()
         try:
             self._count(text, file)
+            content = yaml.load(text, _LOADER)
         except yaml.YAMLError:
             return  # Hydra reports it, with its line
-        content = _content(text)
-        check_growth(content)  # Hydra resolves some of its own settings while it composes
+        except ConfigError:
+            raise
+        except ValueError as error:  # a date that does not exist, for one
+            raise ConfigError(f"{file} cannot be read: {error}. Put the value in quotes") from error
+        if isinstance(content, dict):
+            self._add_content(content, file)
+
+    def _add_content(self, content: dict[Any, Any], file: Path) -> None:
+        for key in _keys(content):
+            if len(str(key)) > MAX_KEY:
+                raise _refused(file, f"the key {str(key)[:20]}… has {len(str(key)):,} characters")
+        if "hydra" in content and not isinstance(content["hydra"], dict):
+            raise ConfigError(f"{file} is not allowed: hydra: {content['hydra']!r} is not a mapping. Remove it")
         self._copies *= max(1, _included(content))
         if self._copies > MAX_COPIES:
             raise _refused(file, f"the defaults of its files include one another more than {MAX_COPIES:,} times")
@@ -70,22 +91,53 @@ class YamlLimits:
                 opened.append((event.anchor, self._nodes))
             if isinstance(event, yaml.NodeEvent):
                 self._nodes += 1
+                self._add_value(event, file)
             if len(opened) > MAX_DEPTH:
                 raise _refused(file, f"it is nested more than {MAX_DEPTH} levels deep")
             if self._nodes > MAX_NODES:
                 raise _refused(file, f"the configuration has more than {MAX_NODES:,} keys and values, with its aliases")
 
+    def _add_value(self, event: yaml.NodeEvent, file: Path) -> None:
+        """Check one key or value."""
+        tag = getattr(event, "tag", None)
+        if tag not in (None, "!"):
+            raise ConfigError(f"{file} is not allowed: it has the tag {tag[:80]!r}. Write values without tags")
+        text = str(getattr(event, "value", ""))
+        if len(text) > MAX_DIGITS and text[0] in "+-.0123456789" and not event.style:
+            raise _refused(file, f"the number {text[:20]}… has {len(text):,} digits")
+        if "${" in text:
+            self._interpolated += len(text)
+            if self._interpolated > MAX_INTERPOLATED or _depth(text) > MAX_NESTED:
+                raise _refused(
+                    file,
+                    f"its interpolations grow: they have more than {MAX_INTERPOLATED:,} characters, or {MAX_NESTED} "
+                    "inside of one another",
+                )
 
-def _content(text: bytes) -> dict[str, Any]:
-    """Return the keys and values of a file; none where it cannot be parsed, which Hydra reports."""
-    try:
-        content = yaml.load(text, _LOADER)
-    except (yaml.YAMLError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+
+def _keys(node: Any) -> Iterator[Any]:
+    """Yield all keys of a file, at any depth."""
+    if isinstance(node, dict):
+        yield from node
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _keys(value)
 
 
-def _included(content: dict[str, Any]) -> int:
+def _depth(text: str) -> int:
+    """Return how deep interpolations in a text are nested.
+
+    Example:
+        >>> _depth("${a}/${b.${c}}")
+        2
+    """
+    deepest = depth = 0
+    for i, sign in enumerate(text):
+        depth += text.startswith("${", i) - (sign == "}" and depth > 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _included(content: dict[Any, Any]) -> int:
     """Return how many files the defaults of a file include."""
     defaults = content.get("defaults")
     entries = defaults if isinstance(defaults, list) else []

@@ -35,7 +35,7 @@ def reading_files(measure: Callable[[Path], None]) -> Iterator[None]:
     class MeasuredFiles(before):  # type: ignore[misc]
         def load_config(self, config_path: str) -> Any:
             file = Path(self.path, config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
-            if file.is_file():
+            if file.exists():
                 measure(file.resolve())
             return super().load_config(config_path)
 

@@ -7,6 +7,8 @@ from typing import Any
 import lightning as L
 from torch.utils.data import DataLoader, Dataset
 
+from sparse_lightning.errors import ConfigError
+
 
 class TwoSets(L.LightningDataModule):
     """A data module of two data sets.
@@ -21,6 +23,10 @@ class TwoSets(L.LightningDataModule):
 
     def __init__(self, batch_size: int, num_workers: int = 0) -> None:
         super().__init__()
+        if batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size} is out of range: pass 1 or more examples")
+        if num_workers < 0:
+            raise ConfigError(f"num_workers={num_workers} is out of range: pass 0 or more processes")
         self.batch_size = batch_size
         self.num_workers = num_workers
         self._sets: tuple[Dataset[Any], Dataset[Any]] | None = None
