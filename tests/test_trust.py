@@ -428,7 +428,7 @@ HUGE = {
     "texts": ("x0: aa\n" + TEXTS, "its interpolations grow: they are resolved more than 1,000 times"),
     "lists": ("x0: [1]\n" + LISTS, "its interpolations grow: they are resolved more than 1,000 times"),
     "nested": ("k0: x0\nx0: [1]\n" + NESTED, "its interpolations grow: they are resolved more than 1,000 times"),
-    "chain": ("x0: 1\n" + CHAIN, "RecursionError raised while resolving interpolation"),
+    "chain": ("x0: 1\n" + CHAIN, "its interpolations grow|RecursionError raised while resolving"),
     "for_hydra": ("x0: aa\n" + TEXTS + "hydra: {job: {name: '${x39}'}}", "its interpolations grow"),
     "copies": ("defaults: [/recipe/b0@x, /recipe/b0@y]", "include one another more than 1,000 times"),
 }
