@@ -64,21 +64,28 @@ def by_unit(layout: Layout, units: int, parts: int = 1) -> Layout:
     return apart.permute((1, 0, *range(2, apart.ndim)))
 
 
-def couple(pattern: Pattern, name: str, pieces: Sequence[Piece]) -> Attachment:
-    """Return one scope of all units, in which a unit is pruned in all pieces or in none."""
-    slim = [_without_ones(piece.layout) for piece in pieces]
-    ndim = max(2, *(layout.ndim for layout in slim))
+def couple(pattern: Pattern, name: str, pieces: Sequence[Piece], dims: int = 1) -> Attachment:
+    """Return one scope of all units, in which a unit is pruned in all pieces or in none.
+
+    Args:
+        pattern: makes the scope.
+        name: of the scope.
+        pieces: the slices of each unit.
+        dims: the leading dimensions of the pieces that count units; with two, each row of units is a scope of its own.
+    """
+    slim = [_without_ones(piece.layout, dims) for piece in pieces]
+    ndim = max(dims + 1, *(layout.ndim for layout in slim))
     specs = []
     for piece, layout in zip(pieces, slim, strict=True):
         wide = layout.reshape((*layout.shape, *(1,) * (ndim - layout.ndim)))
         view = View(piece.parameter, wide.shape, wide.stride, wide.offset)
-        specs.append(BlockSpec(view, (1, *(-1,) * (ndim - 1)), name=piece.name))
+        specs.append(BlockSpec(view, (*(1,) * dims, *(-1,) * (ndim - dims)), name=piece.name))
     readers = [spec for piece, spec in zip(pieces, specs, strict=True) if piece.reads]
     block = specs[0] if len(specs) == 1 else BlockCoupling(specs, name=name, readers=readers)
-    return Attachment(name, pattern.label, ScopeSpec(block, name=name), has_units=True)
+    return Attachment(name, pattern.label, ScopeSpec(block, (1,) * (dims - 1), name=name), has_units=dims == 1)
 
 
-def _without_ones(layout: Layout) -> Layout:
-    """Drop dimensions of size 1 except the units: fewer dimensions mean simpler kernels."""
-    kept = [0, *(d for d in range(1, layout.ndim) if layout.shape[d] > 1)]
+def _without_ones(layout: Layout, dims: int) -> Layout:
+    """Drop dimensions of size 1 except those of the units: fewer dimensions mean simpler kernels."""
+    kept = [*range(dims), *(d for d in range(dims, layout.ndim) if layout.shape[d] > 1)]
     return Layout([layout.shape[d] for d in kept], [layout.stride[d] for d in kept], layout.offset)

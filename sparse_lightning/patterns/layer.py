@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse_lightning.errors import PatternError
 from sparse_lightning.layout import Layout
-from sparse_lightning.patterns.names import Names, nearest
+from sparse_lightning.patterns.names import Names, captures, narrowed, nearest
 from sparse_lightning.patterns.pattern import Pattern
 
 
@@ -94,28 +94,54 @@ def find_by_text(pattern: Pattern, names: Names, glob: str) -> dict[tuple[str, .
     return layers
 
 
+SAME_TEXT = "Use globs whose wildcards match the same text"
+
+
 def partner(
-    pattern: Pattern, layer: Layer, text: tuple[str, ...], role: str, found: dict[tuple[str, ...], Layer]
+    pattern: Pattern,
+    layer: Layer,
+    text: tuple[str, ...],
+    role: str,
+    found: dict[tuple[str, ...], Layer],
+    advice: str = SAME_TEXT,
 ) -> Layer:
-    """Return the layer of another role whose wildcards match the same text."""
+    """Return the layer of another role whose wildcards match the same text; an error ends with the advice."""
     if text not in found:
         raise PatternError(
             f"{pattern}: {layer.title} has no partner in {role}: no layer there has the wildcard text {text}, only "
-            f"{', '.join(map(str, list(found)[:3]))}. Use globs whose wildcards match the same text"
+            f"{', '.join(map(str, list(found)[:3]))}. {advice}"
         )
     return found[text]
 
 
 def find_together(pattern: Pattern, names: Names, globs: dict[str, str | None]) -> list[dict[str, Layer]]:
     """Return the layers of all roles for each text that the wildcards match, one per role; tied layers once."""
-    found = {role: find_by_text(pattern, names, glob) for role, glob in globs.items() if glob is not None}
+    given = {role: glob for role, glob in globs.items() if glob is not None}
+    found = {role: find_by_text(pattern, names, glob) for role, glob in given.items()}
+    advice = SAME_TEXT if len({frozenset(texts) for texts in found.values()}) == 1 else _advice(names, given)
     texts = {text: layer for layers in found.values() for text, layer in layers.items()}
     return once(
         [
-            {role: partner(pattern, layer, text, role, layers) for role, layers in found.items()}
+            {role: partner(pattern, layer, text, role, layers, advice) for role, layers in found.items()}
             for text, layer in texts.items()
         ]
     )
+
+
+def _advice(names: Names, globs: Mapping[str, str]) -> str:
+    """Return the end of an error message: expressions whose wildcards match the same text in all roles, if some do."""
+    known = [name for name in names.modules if f"{name}.weight" in names.parameters] + list(names.parameters)
+    for star in _NARROWER:
+        narrow = {role: narrowed(glob, star) for role, glob in globs.items()}
+        texts = [{text for name in known if (text := captures(one, name)) is not None} for one in narrow.values()]
+        if texts[0] and all(found == texts[0] for found in texts):
+            given = ", ".join(f"{role}={expression!r}" for role, expression in narrow.items())
+            return f"A * also matches dots, and so other layers: pass {given}"
+    return SAME_TEXT
+
+
+_NARROWER = (r"([^.]+)", r"(.*\.\d+)", r"(\d+)")
+"""What a * may stand for in place of any text: one part of a name, a name that ends in a number, a number."""
 
 
 def once(groups: Sequence[dict[str, Layer]]) -> list[dict[str, Layer]]:

@@ -13,14 +13,17 @@ from torch.nn.parameter import UninitializedParameter
 from sparse_lightning.errors import PatternError, did_you_mean
 from sparse_lightning.layout import Layout
 from sparse_lightning.layout.crossing import meet, units_cross
+from sparse_lightning.patterns.parametrized import Parametrized
 
 _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))"
-    r"(?:_orig_mod|base_layer|base_model\.model|_checkpoint_wrapped_module|_fsdp_wrapped_module|_forward_module)"
+    r"(?:_orig_mod|base_layer|base_model\.model|_checkpoint_wrapped_module|_fsdp_wrapped_module|_forward_module"
+    r"|modules_to_save\.[^.]+)"
     r"(?:\.|$)"
 )
 _WILDCARD = re.compile(r"(\*+|\?|\[!?\]?[^\]]*\])")
-_ADAPTER = re.compile(r"(?:^|\.)lora_")
+_HIDDEN = re.compile(r"(?:^|\.)(lora_|original_module\.)")
+"""What PEFT adds, and the frozen modules of which it trains a copy: names that only a glob with this text matches."""
 
 
 def plain_name(name: str) -> str:
@@ -53,6 +56,20 @@ def captures(pattern: str, name: str) -> tuple[str, ...] | None:
     """
     found = _compiled(pattern).fullmatch(name)
     return None if found is None else tuple(text or "" for text in found.groups())
+
+
+def narrowed(glob: str, star: str) -> str:
+    r"""Return a glob as a regular expression in which each `*` is another group; an expression stays as it is.
+
+    Example:
+        >>> narrowed("*.output.dense", r"(.*\.\d+)")
+        're:(.*\\.\\d+)\\.output\\.dense'
+    """
+    if glob.startswith("re:"):
+        return glob
+    pieces = _WILDCARD.split(glob)
+    texts = [re.escape(piece) if not i % 2 else star if "*" in piece else "(.)" for i, piece in enumerate(pieces)]
+    return f"re:{''.join(texts)}"
 
 
 @lru_cache(maxsize=1024)
@@ -104,8 +121,10 @@ class Names:
         for full, module in model.named_modules(remove_duplicate=False):
             self.modules[plain_name(full)] = module
             self._full[plain_name(full)] = full
+        parametrized = Parametrized(model)
+        self._computed = {plain_name(name): why for name, why in parametrized.computed.items()}
         for full, parameter in model.named_parameters(remove_duplicate=False):
-            plain = plain_name(full)
+            plain = plain_name(parametrized.names.get(full, full))
             name = plain if self.parameters.get(plain, parameter) is parameter else full
             self.parameters[name] = parameter
             self._full[name] = full
@@ -113,24 +132,33 @@ class Names:
 
     def find(self, pattern: str) -> dict[str, tuple[str, ...]]:
         """Return the names of matching parameters, each with the text that the wildcards match."""
+        self._check_not_computed(pattern)
         found = self._find(pattern, self.parameters)
         _check_not_lazy({name: [self.parameters[name]] for name in found})
         return found
 
     def find_modules(self, pattern: str) -> dict[str, tuple[str, ...]]:
         """Return the names of matching modules, each with the text that the wildcards match."""
+        self._check_not_computed(pattern, of_modules=True)
         found = self._find(pattern, self.modules)
         _check_not_lazy({name: self.modules[name].parameters(recurse=False) for name in found})
         return found
 
+    def _check_not_computed(self, pattern: str, of_modules: bool = False) -> None:
+        """Raise a PatternError if a pattern matches a weight, or its module, that is computed from others."""
+        for name, why in self._computed.items():
+            if captures(pattern, name.removesuffix(".weight") if of_modules else name) is not None:
+                raise PatternError(f"{pattern!r} matches {name}, {why}")
+
     def _find(self, pattern: str, known: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Match plain and full names; parameters that LoRA adds only if the glob contains `lora_`."""
+        """Match plain and full names; those that PEFT adds only if the glob contains `lora_` or `original_module.`."""
         found = {}
         for name in known:
             caught = captures(pattern, name)
             if caught is None and self._full[name] != name:
                 caught = captures(pattern, self._full[name])
-            if caught is not None and ("lora_" in pattern or not _ADAPTER.search(name)):
+            hidden = _HIDDEN.search(name)
+            if caught is not None and (hidden is None or hidden[1] in pattern):
                 found[name] = caught
         return found
 

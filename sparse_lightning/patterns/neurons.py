@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from sparse_lightning.errors import PatternError
 from sparse_lightning.patterns.coupled import column_piece, couple, reads, row_pieces
+from sparse_lightning.patterns.experts import expert_pieces, is_stacked
 from sparse_lightning.patterns.layer import Layer, common_owner, find_together
 from sparse_lightning.patterns.names import Names
 from sparse_lightning.patterns.pattern import Attachment, Pattern
@@ -18,7 +19,9 @@ class Neurons(Pattern):
 
     Layers are linear layers or convolutions, named by their modules or weights, and paired by the text that the
     wildcards match. An `up` with twice as many rows as `down` has columns is a fused gate and up projection. A `down`
-    that reads the flattened output of a convolution has several columns for each unit.
+    that reads the flattened output of a convolution has several columns for each unit. The experts of a mixture may be
+    stacked, `(experts, …)`, as `gate_up_proj` and `down_proj` of Mixtral: the neurons of each expert compete with each
+    other.
 
     Args:
         up: a glob, or a regular expression after `re:`, of the layers that compute the units.
@@ -42,10 +45,13 @@ class Neurons(Pattern):
     def resolve(self, names: Names) -> list[Attachment]:
         """Return one attachment for each group of layers."""
         groups = find_together(self, names, {"up": self.up, "gate": self.gate, "down": self.down})
-        return [self._attach(**group) for group in groups]
+        return [self._attach(names, **group) for group in groups]
 
-    def _attach(self, up: Layer, down: Layer, gate: Layer | None = None) -> Attachment:
+    def _attach(self, names: Names, up: Layer, down: Layer, gate: Layer | None = None) -> Attachment:
         makers = [up] if gate is None else [up, gate]
+        name = f"{common_owner(up, down) or up.title} ({self.label})"
+        if all(is_stacked(names, layer) for layer in (*makers, down)):
+            return couple(self, name, expert_pieces(self, names, makers, down), dims=2)
         for layer in (*makers, down):
             if layer.weight.ndim < 2:
                 raise PatternError(
@@ -55,8 +61,7 @@ class Neurons(Pattern):
         with self.error_context(down.name, down.weight):
             units, parts = self._units(makers, down)
             pieces = [piece for layer in makers for piece in row_pieces(layer, units, parts)]
-            name = common_owner(up, down) or up.title
-            return couple(self, f"{name} ({self.label})", [*pieces, column_piece(down, units)])
+            return couple(self, name, [*pieces, column_piece(down, units)])
 
     def _units(self, makers: list[Layer], down: Layer) -> tuple[int, int]:
         """Return the number of units, and how often they are repeated along the rows of `up`."""
