@@ -29,7 +29,7 @@ GROUPS = {
     "budget": {"uniform", "erk", "global", "lamp"},
     "method": {"gradual", "one_shot", "rigl", "set", "soft", "proximal"},
     "logger": {"csv", "tensorboard", "none"},
-    "export": {"none", "weights", "blocks"},
+    "export": {"none", "weights", "blocks", "tiled"},
 }
 BUILT_LATER = ("model", "data", "trainer")
 """Groups whose options may need a GPU, a file or another package: they are composed and checked, but not built."""

@@ -64,6 +64,12 @@ CASES = {
 """For each recipe that names a pattern of its own: a small model of its kind, its data, and how many steps."""
 
 
+@pytest.mark.parametrize("recipe", CASES)
+def test_models_have_example_inputs(recipe):
+    model = CASES[recipe][0]().eval()
+    assert model(model.example_input_array).isfinite().all()
+
+
 def sparsity_of(recipe: str) -> SparsityCallback:
     """The callback that a recipe makes."""
     config = compose([f"recipe={recipe}", "update_every=1"]).plain("/tmp")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import subprocess
 import sys
 
@@ -14,9 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from law_examples import examples
 from poison import poison  # noqa: F401
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sparse_lightning import LayoutError, SparseLightningError, TileLinear, tiled
+from sparse_lightning import (
+    Blocks,
+    CheckpointError,
+    Constant,
+    LayoutError,
+    SparseLightningError,
+    Sparsifier,
+    TileLinear,
+    tiled,
+)
+from sparse_lightning.export import Tiled
 from sparse_lightning.kernels import tile_linear as op
 from sparse_lightning.kernels.tile_linear import gathered, native, reference
 from sparse_lightning.tiles.cutting import best_tile, cut, joined, zero_tiles
@@ -338,3 +351,93 @@ assert torch.allclose(TileLinear.of(linear, (16, 16))(inputs), linear(inputs), a
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def fresh_copy(model: nn.Module) -> nn.Module:
+    """A model with the same layers, and all tensors zero."""
+    fresh = copy.deepcopy(model)
+    with torch.no_grad():
+        for tensor in fresh.state_dict().values():
+            tensor.zero_()
+    return fresh
+
+
+SPARSIFIER = Sparsifier([Blocks("*weight", (32, 32))], Constant(0.5))
+
+
+def exported(model: nn.Module, folder, rows: int = 4) -> tuple[nn.Module, torch.Tensor]:
+    """The path of an exported model, and its inputs."""
+    inputs = torch.randn(rows, 1024)
+    return Tiled((inputs,))(folder, model, SPARSIFIER), inputs
+
+
+def test_a_file_gives_the_tiled_model_back(tmp_path):
+    model = Reused()
+    path, inputs = exported(model, tmp_path)
+    loaded = Tiled.load(path, into=fresh_copy(model))
+    assert loaded.again["same"] is loaded.first
+    assert isinstance(loaded.first, TileLinear)
+    assert loaded.other.weight is loaded.tied.weight
+    assert relative_error(loaded(inputs).detach(), model(inputs).detach()) < 1e-5
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    assert path.stat().st_size < 0.2 * whole
+
+
+def test_a_layer_by_itself_is_exported_too(tmp_path):
+    model = with_zero_tiles(nn.Linear(1024, 1024, bias=False), (64, 64), 0.02)
+    path, inputs = exported(model, tmp_path)
+    assert relative_error(Tiled.load(path, into=fresh_copy(model))(inputs), model(inputs).detach()) < 1e-5
+
+
+def edited(path, edit) -> None:
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["sparse_lightning.tiled"])
+    tensors = load_file(path)
+    edit(header, tensors)
+    save_file(tensors, path, {"sparse_lightning.tiled": json.dumps(header)})
+
+
+HOSTILE = {
+    "columns outside": lambda h, t: t["first.columns"].fill_(1 << 30),
+    "negative columns": lambda h, t: t["first.columns"].fill_(-5),
+    "repeated columns": lambda h, t: t["first.columns"].zero_(),
+    "huge pointers": lambda h, t: t["first.pointers"].fill_(1 << 30),
+    "negative pointers": lambda h, t: t["first.pointers"].fill_(-1),
+    "fewer tiles": lambda h, t: t.update({"first.tiles": t["first.tiles"][:1].clone()}),
+    "integers for tiles": lambda h, t: t.update({"first.tiles": t["first.tiles"].long()}),
+    "another dtype": lambda h, t: t.update({"first.tiles": t["first.tiles"].double()}),
+    "no bias": lambda h, t: h["names"].pop("first.bias"),
+    "a short bias": lambda h, t: t.update({"first.bias": t["first.bias"][:3].clone()}),
+    "a missing tensor": lambda h, t: t.pop("dense.weight"),
+    "a tensor of another shape": lambda h, t: t.update({"dense.weight": torch.zeros(2, 2)}),
+    "a tensor too many": lambda h, t: h["names"].update(more="dense.weight"),
+    "a layer that is none": lambda h, t: h["layers"].update({"again": "again"}),
+    "a layer elsewhere": lambda h, t: h["layers"].update({"nowhere.at.all": "first"}),
+    "an attribute for a layer": lambda h, t: h["layers"].update({"forward": "forward"}),
+    "names that are no names": lambda h, t: h.update(names=[1, 2]),
+    "layers of another kind": lambda h, t: h.update(layers={"dense": "first"}),
+}
+
+
+@pytest.fixture(scope="module")
+def reused_file(tmp_path_factory):
+    model = Reused()
+    return model, exported(model, tmp_path_factory.mktemp("tiled"))[0]
+
+
+@pytest.mark.parametrize("kind", [*HOSTILE, "cut short", "no safetensors", "no header", "another model", "no file"])
+def test_a_file_that_does_not_fit_raises_and_changes_nothing(kind, reused_file, tmp_path):
+    model, original = reused_file
+    path, into = tmp_path / "tiled.safetensors", nn.Linear(4, 4) if kind == "another model" else fresh_copy(model)
+    content = original.read_bytes()
+    if kind != "no file":
+        path.write_bytes({"cut short": content[:-9], "no safetensors": b"hello, I am a pickle"}.get(kind, content))
+    if kind == "no header":
+        save_file(load_file(path), path)
+    if kind in HOSTILE:
+        edited(path, HOSTILE[kind])
+    before = str(into)
+    with pytest.raises(CheckpointError, match=r"tiled\.safetensors does not contain the tiles of this"):
+        Tiled.load(path, into=into)
+    assert str(into) == before
+    assert not any(tensor.any() for tensor in into.state_dict().values()) or kind == "another model"

@@ -53,6 +53,7 @@ class DigitsConv(Classifier):
         self.stages = nn.ModuleList(ConvStage(width, hidden) for _ in range(depth))
         self.pool, self.head = nn.MaxPool2d(2), nn.Linear(width, 10)
         self.to(memory_format=torch.channels_last)
+        self.example_input_array = torch.zeros(1, 1, 8, 8, device="cpu")
 
     def forward(self, images: Tensor) -> Tensor:
         """Images such as `(batch, 1, 8, 8)` → logits `(batch, 10)`."""

@@ -25,6 +25,7 @@ class DigitsMLP(Classifier):
     def __init__(self, optimizer: OptimizerFactory = AdamW, hidden: int = 256, pixels: int = 64) -> None:
         super().__init__(optimizer)
         self.first, self.second, self.head = nn.Linear(pixels, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 10)
+        self.example_input_array = torch.zeros(1, pixels, device="cpu")
 
     def forward(self, images: Tensor) -> Tensor:
         """Images of `pixels` values each, such as `(batch, 1, 8, 8)` → logits `(batch, 10)`."""

@@ -36,6 +36,7 @@ class DigitsViT(Classifier):
         self.position = nn.Parameter(0.02 * torch.randn(64 // PATCH**2, width))
         self.blocks = nn.Sequential(*(Block(width, heads, causal=False) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+        self.example_input_array = torch.zeros(1, 1, 8, 8, device="cpu")
 
     def forward(self, images: Tensor) -> Tensor:
         """Images `(batch, 1, 8, 8)` → logits `(batch, 10)`."""

@@ -45,6 +45,7 @@ class GPT(LanguageModel):
         self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         nn.init.normal_(self.embed.weight, std=0.02)
+        self.example_input_array = torch.zeros(1, context, dtype=torch.int64, device="cpu")
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids `(batch, tokens)` → logits of the next ones `(batch, tokens, vocabulary)`."""

@@ -92,6 +92,7 @@ class HlbCifar10(Classifier):
         self.head = nn.Linear(widths[-1], 10, bias=False)
         self.head.weight.data.mul_(HEAD_NORM / self.head.weight.data.norm(dim=1, keepdim=True))
         self.to(memory_format=torch.channels_last)
+        self.example_input_array = torch.zeros(1, 3, 32, 32, device="cpu")
 
     def forward(self, images: Tensor) -> Tensor:
         """Images `(batch, 3, 32, 32)` → logits `(batch, 10)`."""

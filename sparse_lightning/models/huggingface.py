@@ -44,6 +44,7 @@ class HuggingFace(LanguageModel):
         super().__init__(optimizer)
         transformers = optional("transformers", "sparse-lightning[hf]")
         self._unread: PretrainedWeights | None = None
+        self.example_input_array = torch.zeros(1, 16, dtype=torch.int64, device="cpu")
         if path is None:
             self.model = _small_llama(transformers)
         else:
