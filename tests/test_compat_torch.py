@@ -107,3 +107,16 @@ def test_version():
     assert compat.version(weight) == before + 1, "Tensor._version has changed, or optimizers do not change it"
     with torch.inference_mode():
         assert compat.version(torch.ones(2)) == 0
+
+
+def test_torch_ops_op_overload_has_a_schema_that_says_what_it_writes():
+    assert compat.is_operation(torch.ops.aten.relu.default)
+    assert not compat.is_operation(torch.relu)
+    assert compat.writes_in_place(torch.ops.aten.relu_.default)
+    assert not compat.writes_in_place(torch.ops.aten.relu.default)
+
+
+def test_torch_utils_pytree_maps_and_lists_leaves():
+    tree = (1, {"a": [2, 3]})
+    assert compat.map_leaves(lambda x: 2 * x, tree) == (2, {"a": [4, 6]})
+    assert compat.leaves(tree) == [1, 2, 3]

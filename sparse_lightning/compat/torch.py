@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
@@ -111,3 +111,35 @@ def multiply_all_(tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
 def version(tensor: Tensor) -> int:
     """Return a number that each change of a tensor in place increases; 0 for tensors of inference mode."""
     return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def is_operation(target: object) -> bool:
+    """Whether the target of a node of a traced graph is an operation of torch with its overload.
+
+    Private: `torch._ops.OpOverload`.
+    """
+    return isinstance(target, torch._ops.OpOverload)
+
+
+def writes_in_place(target: Any) -> bool:
+    """Whether an operation of a traced graph changes one of its arguments.
+
+    Private: `torch._ops.OpOverload` and its `_schema`.
+    """
+    return is_operation(target) and bool(target._schema.is_mutable)
+
+
+def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Return nested tuples, lists and dicts with each leaf changed.
+
+    Private: `torch.utils._pytree`.
+    """
+    return torch.utils._pytree.tree_map(change, tree)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """Return the leaves of nested tuples, lists, dicts and outputs of models.
+
+    Private: `torch.utils._pytree`.
+    """
+    return torch.utils._pytree.tree_leaves(tree)

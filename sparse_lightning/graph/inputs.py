@@ -1,0 +1,98 @@
+"""Example inputs: what a model is traced with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparse_lightning.compat.torch import map_leaves
+from sparse_lightning.errors import CouplingError
+
+Inputs = tuple[Any, ...] | Mapping[str, Any] | Tensor | None
+"""Positional arguments as a tuple, keyword arguments as a mapping, one tensor, or None for those of the model."""
+
+
+@dataclass(frozen=True)
+class ExampleInputs:
+    """Arguments of `forward`.
+
+    Args:
+        args: positional.
+        kwargs: by name.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: Inputs) -> ExampleInputs:
+        """Return inputs that are passed, or those that the model has: `example_input_array`, then `dummy_inputs`.
+
+        Raises:
+            CouplingError: if there are none.
+        """
+        for given in (inputs, _attribute(model, "example_input_array"), _attribute(model, "dummy_inputs")):
+            if given is not None:
+                return cls._parsed(given)
+        raise CouplingError(
+            f"{type(model).__name__} has no example inputs to trace it with: pass inputs, a tuple of tensors or a dict "
+            "of keyword arguments, or set example_input_array in the model"
+        )
+
+    @classmethod
+    def _parsed(cls, given: Any) -> ExampleInputs:
+        if isinstance(given, Mapping):
+            return cls((), dict(given))
+        if isinstance(given, Tensor):
+            return cls((given,), {})
+        if isinstance(given, tuple | list):
+            return cls(tuple(given), {})
+        raise CouplingError(
+            f"inputs={given!r} is a {type(given).__name__}: pass a tuple of tensors, or a dict of keyword arguments"
+        )
+
+    def without_cache(self, model: nn.Module) -> ExampleInputs:
+        """Set `use_cache=False` for models of Hugging Face: a cache is not a tensor."""
+        config = getattr(model, "config", None)
+        known = hasattr(config, "use_cache") and "use_cache" in inspect.signature(model.forward).parameters
+        return ExampleInputs(self.args, {**self.kwargs, "use_cache": False}) if known else self
+
+    def on(self, device: torch.device) -> ExampleInputs:
+        """Return the inputs on a device."""
+        return self._changed(lambda t: t.to(device))
+
+    def doubled(self) -> ExampleInputs:
+        """Return floating-point inputs as float64."""
+        return self._changed(lambda t: t.double() if t.is_floating_point() else t)
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> ExampleInputs:
+        made = map_leaves(lambda item: change(item) if isinstance(item, Tensor) else item, (self.args, self.kwargs))
+        return ExampleInputs(*made)
+
+    def dynamic_shapes(self, depth: int) -> tuple[Any, ...] | dict[str, Any]:
+        """Return which dimensions may vary: the first `depth` of each tensor; only the batch of images.
+
+        Sizes of 1 are fixed, as torch.export does not trace them as dynamic.
+        """
+        args, kwargs = map_leaves(lambda item: _varying(item, depth), (self.args, self.kwargs))
+        return kwargs if not self.args else args if not self.kwargs else {**self._named(args), **kwargs}
+
+    def _named(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        raise CouplingError(f"{len(args)} positional and {len(self.kwargs)} keyword inputs: pass all by keyword")
+
+
+def _varying(item: Any, depth: int) -> dict[int, Any] | None:
+    if not isinstance(item, Tensor):
+        return None
+    few = min(depth, 1 if item.ndim > 3 else 2, item.ndim)
+    return {d: torch.export.Dim.AUTO for d in range(few) if item.shape[d] > 1}
+
+
+def _attribute(model: nn.Module, name: str) -> Any:
+    """Return an attribute of the model, or of the model of Hugging Face inside of it; None without one."""
+    return getattr(model, name, None)

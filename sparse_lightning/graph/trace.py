@@ -1,0 +1,98 @@
+"""Trace: the operations of a model as a graph, by torch.export."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from sparse_lightning.compat.torch import writes_in_place
+from sparse_lightning.errors import CouplingError
+from sparse_lightning.graph.inputs import ExampleInputs, Inputs
+from sparse_lightning.graph.skeleton import skeleton
+
+
+@dataclass(frozen=True)
+class TracedModel:
+    """A model as torch.export sees it.
+
+    Args:
+        model: a skeleton of the user's model; its parameters are those of the user's model, or on the meta device.
+        inputs: the example inputs, on the device of the parameters.
+        program: the exported program, without operations in place.
+    """
+
+    model: nn.Module
+    inputs: ExampleInputs
+    program: ExportedProgram
+
+
+def trace(model: nn.Module, inputs: Inputs = None) -> TracedModel:
+    """Trace a model in eval mode; the model is not changed.
+
+    Raises:
+        CouplingError: if there are no inputs, or torch.export cannot trace the model.
+    """
+    given = ExampleInputs.of(model, inputs)
+    bare = skeleton(model)
+    first = next(iter(bare.parameters()), None)
+    placed = given.without_cache(bare).on(torch.device("cpu") if first is None else first.device)
+    program = _exported(type(model).__name__, bare, placed)
+    if any(_writes(node) for node in program.graph.nodes):
+        program = program.run_decompositions({})
+    return TracedModel(bare, placed, program)
+
+
+def _exported(name: str, model: nn.Module, inputs: ExampleInputs) -> ExportedProgram:
+    """Export with as many dynamic dimensions as the model allows: batch and sequence, batch, or none."""
+    for depth in (2, 1, 0):
+        shapes = inputs.dynamic_shapes(depth) if depth else None
+        try:
+            with _quiet(), torch.enable_grad(), _without_fast_path():
+                return torch.export.export(model, inputs.args, inputs.kwargs, dynamic_shapes=shapes, strict=False)
+        except Exception as error:  # torch.export raises errors of many kinds, those of the model's code included
+            reason = error
+    raise CouplingError(
+        f"torch.export cannot trace {name}: {_first_lines(reason)}. Control flow that depends on data cannot be "
+        "traced: name the layers by the patterns Heads, Neurons and Filters, or Custom, which need no trace"
+    ) from reason
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}".rstrip(".")
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and writes_in_place(node.target)
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Trace attention as plain operations, not as the fused one that inference without gradients may use."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress what torch.export logs and warns: it is advice on its own internals."""
+    logger = logging.getLogger("torch")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
