@@ -148,6 +148,9 @@ def test_private_names_of_other_libraries_are_used_in_compat_only():
         },
         "sparse_lightning/compat/torch.py": {
             "_dynamo",
+            "_ops",
+            "_pytree",
+            "_schema",
             "_fsdp_flattened",
             "_get_current_dispatch_mode",
             "_local_tensor",

@@ -120,3 +120,16 @@ def test_torch_utils_pytree_maps_and_lists_leaves():
     tree = (1, {"a": [2, 3]})
     assert compat.map_leaves(lambda x: 2 * x, tree) == (2, {"a": [4, 6]})
     assert compat.leaves(tree) == [1, 2, 3]
+
+
+def test_module_keeps_hooks_submodules_parameters_and_buffers_in_these_attributes():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    model.register_forward_hook(lambda *_: None)
+    copied = compat.shallow_copy(model, lambda hook: False)
+    compat.fill_copy(copied, model, lambda child: compat.shallow_copy(child, bool), torch.clone)
+    assert (len(copied._forward_hooks), len(model._forward_hooks)) == (0, 1)
+    assert copied[0] is not model[0]
+    batch_norm = compat.shallow_copy(model[1], bool)
+    compat.fill_copy(batch_norm, model[1], lambda child: child, torch.clone)
+    assert batch_norm.running_var is not model[1].running_var
+    assert batch_norm.weight is not model[1].weight

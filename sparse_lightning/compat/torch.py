@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 _descriptor = attrgetter("_cdata")
@@ -143,3 +143,33 @@ def leaves(tree: Any) -> list[Any]:
     Private: `torch.utils._pytree`.
     """
     return torch.utils._pytree.tree_leaves(tree)
+
+
+def shallow_copy(module: nn.Module, keeps: Callable[[Any], bool]) -> nn.Module:
+    """Return a module of the same class with the same attributes, in eval mode, and with some of the forward hooks.
+
+    Private: `Module._forward_hooks` and `Module._forward_pre_hooks`.
+
+    Args:
+        module: to copy; it is not changed.
+        keeps: whether to keep a hook.
+    """
+    copied: nn.Module = type(module).__new__(type(module))
+    vars(copied).update(vars(module), training=False)
+    for name in ("_forward_hooks", "_forward_pre_hooks"):
+        hooks = vars(module)[name]
+        vars(copied)[name] = type(hooks)((key, hook) for key, hook in hooks.items() if keeps(hook))
+    return copied
+
+
+def fill_copy(
+    copied: nn.Module, module: nn.Module, child: Callable[[nn.Module], nn.Module], tensor: Callable[[Tensor], Tensor]
+) -> None:
+    """Give a shallow copy of a module its own submodules, parameters and buffers.
+
+    Private: `Module._modules`, `Module._parameters` and `Module._buffers`.
+    """
+    makers: dict[str, Callable[[Any], Any]] = {"_modules": child, "_parameters": tensor, "_buffers": tensor}
+    for name, make in makers.items():
+        held = vars(module)[name]
+        vars(copied)[name] = {key: None if item is None else make(item) for key, item in held.items()}

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparse_lightning.compat.torch import fill_copy, shallow_copy
+
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_forward_module")
 
 
@@ -46,45 +48,35 @@ class _Skeleton:
 
     def __init__(self, convert: Callable[[Tensor], Tensor]) -> None:
         self._convert = convert
-        self._modules: dict[int, nn.Module] = {}
+        self._copies: dict[int, nn.Module] = {}
         self._tensors: dict[int, Tensor] = {}
 
     def of(self, model: nn.Module) -> nn.Module:
         copied = self._module(model)
-        for module in list(self._modules.values()):
+        for module in list(self._copies.values()):
             for name, item in vars(module).items():
                 if not name.startswith("_") or isinstance(item, nn.Module):
                     vars(module)[name] = self._moved(item)
         return copied
 
     def _module(self, module: nn.Module) -> nn.Module:
-        for name in _WRAPPED:
-            inner = module._modules.get(name)
-            if inner is not None:
-                return self._module(inner)
-        if id(module) not in self._modules:
-            copied = type(module).__new__(type(module))
-            self._modules[id(module)] = copied
-            vars(copied).update(vars(module))
-            vars(copied).update(
-                training=False,
-                _modules={name: child and self._module(child) for name, child in module._modules.items()},
-                _parameters={name: self._tensor(t) for name, t in module._parameters.items()},
-                _buffers={name: self._tensor(t) for name, t in module._buffers.items()},
-                _forward_hooks=_own_hooks(module._forward_hooks),
-                _forward_pre_hooks=_own_hooks(module._forward_pre_hooks),
-            )
-        return self._modules[id(module)]
+        inner = next((found for name in _WRAPPED if isinstance(found := getattr(module, name, None), nn.Module)), None)
+        if inner is not None:
+            return self._module(inner)
+        if id(module) not in self._copies:
+            self._copies[id(module)] = shallow_copy(module, _is_own)
+            fill_copy(self._copies[id(module)], module, self._module, self._tensor)
+        return self._copies[id(module)]
 
-    def _tensor(self, tensor: Tensor | None) -> Tensor | None:
-        if tensor is not None and id(tensor) not in self._tensors:
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        if id(tensor) not in self._tensors:
             self._tensors[id(tensor)] = self._convert(tensor)
-        return None if tensor is None else self._tensors[id(tensor)]
+        return self._tensors[id(tensor)]
 
     def _moved(self, item: Any) -> Any:
         """Return what a plain attribute holds, with modules of the model replaced by their copies."""
         if isinstance(item, nn.Module):
-            return self._modules.get(id(item), item)
+            return self._copies.get(id(item), item)
         if type(item) in (list, tuple) and any(isinstance(each, nn.Module) for each in item):
             return type(item)(self._moved(each) for each in item)
         if type(item) is dict and any(isinstance(each, nn.Module) for each in item.values()):
@@ -92,12 +84,7 @@ class _Skeleton:
         return item
 
 
-def _own_hooks(hooks: Any) -> Any:
-    """Return hooks without those by which torch.distributed gathers and scatters."""
-    kept = {key: hook for key, hook in hooks.items() if not _module_of(hook).startswith("torch.distributed")}
-    return type(hooks)(kept)
-
-
-def _module_of(hook: Any) -> str:
+def _is_own(hook: Any) -> bool:
+    """Whether a hook is not one by which torch.distributed gathers and scatters."""
     function = getattr(hook, "func", hook)
-    return str(getattr(function, "__module__", ""))
+    return not str(getattr(function, "__module__", "")).startswith("torch.distributed")
