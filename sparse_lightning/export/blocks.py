@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,16 +11,15 @@ from torch import Tensor, nn
 
 from sparse_lightning.engine.masks import pack, unpack
 from sparse_lightning.engine.sparsifier import Sparsifier
-from sparse_lightning.errors import CheckpointError, LayoutError
+from sparse_lightning.errors import CheckpointError
 from sparse_lightning.export.geometry import PADDING, BlockGeometry
+from sparse_lightning.export.header import Header, check_entries
 from sparse_lightning.export.saving import save_tensors
 from sparse_lightning.export.state import first_names, plain, tensors_of, writes
 from sparse_lightning.patterns import resolve
 
 HEADER = "sparse_lightning.blocks"
 """The entry of the file's metadata that describes how its tensors form a state dict."""
-
-FORMAT = 1
 
 
 class KeptBlocks:
@@ -68,10 +64,8 @@ class KeptBlocks:
             tensor = plain(state[name])
             if tensor is not None:
                 found |= _split(name, tensor, geometries[name]) if name in geometries else {name: tensor}
-        cut = {name: [asdict(geometry) for geometry in listed] for name, listed in geometries.items()}
-        header = {"format": FORMAT, "names": names, "cut": cut}
         if writes():
-            save_tensors(found, path, {HEADER: json.dumps(header)})
+            save_tensors(found, path, {HEADER: Header(names, geometries).to_text()})
         return path
 
     @staticmethod
@@ -81,24 +75,26 @@ class KeptBlocks:
         Args:
             path: the file.
 
+        Shapes, counts and indices are checked, and nothing is allocated that the size of the file does not justify.
+
         Raises:
-            CheckpointError: if the file was not written by `KeptBlocks`, or is truncated.
+            CheckpointError: if the file was not written by `KeptBlocks`, or is truncated or changed.
         """
         try:
             with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {})[HEADER])
+                header = Header.from_text((file.metadata() or {})[HEADER], Path(path).stat().st_size)
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            geometries = {name: [_geometry(entry) for entry in entries] for name, entries in header["cut"].items()}
+            check_entries(found, header)
             whole = {
-                name: _join(name, found, geometries[name]) if name in geometries else found[name]
-                for name in dict.fromkeys(header["names"].values())
+                name: _join(name, found, header.cut[name]) if name in header.cut else found[name]
+                for name in dict.fromkeys(header.names.values())
             }
-        except (SafetensorError, KeyError, IndexError, TypeError, ValueError, LayoutError, RuntimeError) as error:
+        except (SafetensorError, KeyError, ValueError, RecursionError, CheckpointError) as error:
             raise CheckpointError(
                 f"{path} does not contain the blocks of a model ({type(error).__name__}: {error}): pass a file that "
                 "sparse_lightning.export.KeptBlocks has written"
             ) from error
-        return {name: whole[first] for name, first in header["names"].items()}
+        return {name: whole[first] for name, first in header.names.items()}
 
 
 def _geometries(
@@ -138,18 +134,25 @@ def _kept(values: Tensor, indices: Tensor, geometry: BlockGeometry) -> Tensor:
 
 def _join(name: str, found: Mapping[str, Tensor], geometries: list[BlockGeometry]) -> Tensor:
     """Return a parameter from its entries in the file; omitted blocks are zero."""
-    values = torch.zeros(geometries[0].param, dtype=found[f"{name}/blocks.0"].dtype).flatten()
+    dtype = found[f"{name}/blocks.0"].dtype
+    values = torch.zeros(geometries[0].param, dtype=dtype).flatten()
     rest = torch.ones(values.shape, dtype=torch.bool)
     for i, geometry in enumerate(geometries):
         indices = geometry.indices()
         rest[indices[indices != PADDING]] = False
-        kept = indices[~unpack(found[f"{name}/mask.{i}"], (len(indices),))]
-        values[kept[kept != PADDING]] = found[f"{name}/blocks.{i}"].flatten()
-    if rest.any():
-        values[rest] = found[f"{name}/rest"]
+        mask = _checked(found, f"{name}/mask.{i}", torch.uint8, -(-len(indices) // 8))
+        kept = indices[~unpack(mask, (len(indices),))]
+        kept = kept[kept != PADDING]
+        values[kept] = _checked(found, f"{name}/blocks.{i}", dtype, len(kept))
+    if rest.any() or f"{name}/rest" in found:
+        values[rest] = _checked(found, f"{name}/rest", dtype, int(rest.sum()))
     return values.view(geometries[0].param)
 
 
-def _geometry(entry: dict[str, Any]) -> BlockGeometry:
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-    return BlockGeometry(**values)
+def _checked(found: Mapping[str, Tensor], name: str, dtype: torch.dtype, count: int) -> Tensor:
+    """Return an entry, flat; raise an error if it has another dtype or number of elements."""
+    entry = found.get(name)
+    if entry is None or entry.dtype != dtype or entry.numel() != count:
+        has = "is missing" if entry is None else f"has {entry.numel()} elements of {entry.dtype}"
+        raise CheckpointError(f"{name} {has}, and its header needs {count} of {dtype}")
+    return entry.flatten()
