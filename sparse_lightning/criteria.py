@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from sparse_lightning.errors import FlowError
-from sparse_lightning.flow import Abs, Criterion, Inputs, L2Norm, Load, Max, Save, Square, State, Sum, Value
+from sparse_lightning.flow import Abs, Criterion, Inputs, L2Norm, Load, Max, Save, Square, State, Sum, Value, Where
 
 
 class Magnitude(Criterion):
@@ -104,6 +104,8 @@ class AdamFisher(Criterion):
 class Sensitivity(Criterion):
     """Sensitivity times uncertainty: the product of the moving averages of `I = Σ |w·g|` and of `|I − average of I|`.
 
+    The first observation has no deviation: it ranks by the sensitivity alone.
+
     Args:
         decay: of the moving average of the sensitivity.
         uncertainty_decay: of the moving average of its deviation.
@@ -115,10 +117,14 @@ class Sensitivity(Criterion):
 
     def flow(self, x: Inputs) -> Value:
         """Update both moving averages."""
-        sensitivity = Sum()(Abs()(x.weight * x.grad))
+        sensitivity, seen = Sum()(Abs()(x.weight * x.grad)), Load()(x.state["share"]) > 0
         mean = _average(x, sensitivity, self.decay, "mean", "share")
-        deviation = Abs()(sensitivity - mean)
-        return mean * _average(x, deviation, self.uncertainty_decay, "deviation", "deviation_share")
+        decay, deviation = self.uncertainty_decay, Abs()(sensitivity - mean)
+        total = Where()(seen, decay * Load()(x.state["deviation"]) + (1 - decay) * deviation, 0.0)
+        weight = Where()(seen, decay * Load()(x.state["deviation_share"]) + (1 - decay), 0.0)
+        Save()(total, x.state["deviation"])
+        Save()(weight, x.state["deviation_share"])
+        return mean * Where()(seen, total, 1.0) / Where()(seen, weight, 1.0)
 
 
 class Wanda(Criterion):

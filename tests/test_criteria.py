@@ -54,7 +54,7 @@ def sensitivity(w, gs):
     terms = [(w * g).abs().sum(-1) for g in gs]
     means = [mean_of(terms[: i + 1], 0.85) for i in range(len(terms))]
     deviations = [(t - m).abs() for t, m in zip(terms, means, strict=True)]
-    return means[-1] * mean_of(deviations, 0.95)
+    return means[-1] * (mean_of(deviations[1:], 0.95) if len(gs) > 1 else 1)  # the first has no deviation
 
 
 FORMULAS = [

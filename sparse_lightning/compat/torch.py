@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -50,6 +51,15 @@ def recompile_limit_error() -> type[Exception]:
     import torch._dynamo
 
     return torch._dynamo.exc.FailOnRecompileLimitHit
+
+
+def recompile() -> None:
+    """Let all compiled code be compiled again when it is next called, as after hooks of modules have changed.
+
+    Private: the module name `torch._dynamo`, without which nothing has been compiled.
+    """
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def local_shape_and_offset(

@@ -17,6 +17,7 @@ from sparse_lightning.engine.ranks import check_masks
 from sparse_lightning.errors import CheckpointError, FlowError, ScoreWarning
 from sparse_lightning.flow import Criterion, Proposal, Scorer, Sources
 from sparse_lightning.flow.input_norms import TrainingInputNorms
+from sparse_lightning.flow.inputs import OPTIMIZER
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Scoring:
         self._first = self._scorer_of(first, seed + 2) if first else None
         used = [*self._scorers(), *([self._first] if self._first else [])]
         self._names = {name for scorer in used for name in scorer.program.names()}
+        self._in_turn = 0
         self._check_gradients()
         self.observe_every = self._rhythm()
         self._norms = TrainingInputNorms(model, self._parameters()) if "input_norm" in self._names else None
@@ -103,9 +105,30 @@ class Scoring:
     def observe(self, step: int, target: float) -> None:
         """Run the flows that keep state, without a decision; a step without gradients is passed over."""
         missing = any(p.grad is None for scope in self._scopes for p in scope.parameters())
-        if not ("grad" in self._names and missing):
+        if not ("grad" in self._names and missing) and not self._waits_for_state():
             for scorer in self._scorers():
                 scorer.observe(self._sources(step, target))
+
+    def _waits_for_state(self) -> bool:
+        """Whether scores read the state of optimizers, and one with attached parameters has not made a step yet."""
+        if not any(name.startswith(OPTIMIZER) for name in self._names):
+            return False
+        return any(not o.state and _holds_any(o, self._parameters()) for o in self._optimizers)
+
+    def _check_not_in_turn(self) -> None:
+        """Raise a FlowError where one optimizer has gradients and another none, at two updates in a row."""
+        params = self._parameters()
+        mine = [[p for p in params if _holds_any(o, [p])] for o in self._optimizers]
+        has = {all(p.grad is not None for p in own) for own in mine if own}
+        empty = {all(p.grad is None for p in own) for own in mine if own}
+        self._in_turn = self._in_turn + 1 if True in has and True in empty else 0
+        if self._in_turn > 1:
+            raise FlowError(
+                f"{type(self._configuration.criterion).__name__} needs the gradients of all attached parameters at "
+                f"once, and {len(self._optimizers)} optimizers, with zero_grad in turn as in a GAN, never do. "
+                "Use one SparsityCallback or Sparsifier for the parameters of each optimizer, or a criterion and a "
+                "method that read only the weights"
+            )
 
     def close(self) -> None:
         """Remove the hooks from the model."""
@@ -135,12 +158,19 @@ class Scoring:
             masks: by name of their block; all ranks must hold the same.
 
         Returns:
-            None, with a warning, where gradients are missing or scores are not finite on any rank. Nothing is saved
-            in that case.
+            None, with a warning, where gradients are missing or scores are not finite on any rank, and without one
+            where scores read the state of an optimizer that has not made its first step. Nothing is saved then.
+
+        Raises:
+            FlowError: where gradients of several optimizers are never there at the same time.
         """
         without = [scope.name for scope in self._scopes for p in scope.parameters() if p.grad is None]
         if "grad" in self._names and any_rank(bool(without), self._device):
+            self._check_not_in_turn()
             _warn_postponed(without, "have no gradient", step)
+            return None
+        self._in_turn = 0
+        if self._waits_for_state():
             return None
         sources = self._sources(step, target)
         proposals = [scorer.propose(sources) for scorer in self._scorers()]
@@ -204,6 +234,11 @@ class Scoring:
         if self._norms is not None:
             by_name = {names[id(p)]: p for p in self._parameters()}
             self._norms.load_squares({by_name[n]: s.to(by_name[n].device) for n, s in state["input_norms"].items()})
+
+
+def _holds_any(optimizer: Optimizer, params: Sequence[Tensor]) -> bool:
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in held for p in params)
 
 
 def _warn_postponed(names: list[str], reason: str, step: int) -> None:

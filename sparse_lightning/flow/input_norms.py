@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparse_lightning.blocks.shards import has_others, is_sharded, summed
+from sparse_lightning.compat.torch import recompile
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 """The layers whose inputs can be observed."""
@@ -121,11 +122,26 @@ class InputNorms(Mapping[Tensor, Tensor]):
 
 
 class TrainingInputNorms(InputNorms):
-    """InputNorms of layers in training mode: forward passes in evaluation mode are ignored."""
+    """InputNorms of forward passes that train: those without gradients, as in validation, are ignored.
+
+    The mode of the layers does not matter: models that `from_pretrained` returns are trained in evaluation mode too.
+    Code that `torch.compile` has made before would not call the hooks, and later not stop to call them: it is
+    compiled again.
+    """
+
+    def __init__(self, module: nn.Module, weights: Iterable[Tensor] | None = None) -> None:
+        super().__init__(module, weights)
+        recompile()
 
     def _collect(self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if layer.training:
+        if torch.is_grad_enabled():
             super()._collect(layer, inputs, named)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        if self._handles:
+            recompile()
+        super().close()
 
 
 def _whole(squares: Tensor | None) -> Tensor | None:

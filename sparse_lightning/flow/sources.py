@@ -70,6 +70,11 @@ class Sources:
     def _missing(self, name: str, param: Tensor) -> str:
         if name == "grad":
             return ": call backward() first, or exclude the parameter"
+        if name == "input_norm" and self._watches(param):
+            return (
+                ": no forward pass with gradients enabled has called its layer since the last update. Exclude the "
+                "weight from the patterns, or use a criterion that needs no inputs, such as Magnitude"
+            )
         if name == "input_norm":
             return ": collect it with InputNorms, for the weight or bias of a linear or convolutional layer"
         names = [OPTIMIZER + k for k in self._state(param)]
