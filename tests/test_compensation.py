@@ -233,6 +233,13 @@ def test_what_cannot_be_compensated_is_refused():
     tiles = [Blocks("0.weight", (2, 2))]
     with pytest.raises(PatternError, match=r"0\.weight of shape \(8, 4\) is not the weight of a linear layer"):
         prune(table, tiles, 0.5, [torch.zeros(3, dtype=torch.long)], Magnitude(), Refit(), progress=False)
+    rows = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(PatternError, match=r"Refit\(damp=0\.01\) has no layer to change"):
+        prune(rows, [Blocks("0.weight", (1, -1))], 0.5, [torch.zeros(1, 4)], Magnitude(), Refit(), progress=False)
+    with pytest.raises(FlowError, match=r"has no removal errors: no linear layer reads its blocks"):
+        prune(rows, [Blocks("0.weight", (1, -1))], 0.5, [torch.zeros(1, 4)], OBS(), progress=False)
+    with pytest.raises(SparsityError, match=r"compensation='refit' is not a compensation: pass Refit"):
+        prune(rows, [Blocks("0.weight", (2, 2))], 0.5, [torch.zeros(1, 4)], Magnitude(), "refit", progress=False)
     unused = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
     with pytest.raises(SparseLightningError, match=r"b\.weight has had no inputs"):
         prune(unused, [Blocks("b.weight", (2, 2))], 0.5, [torch.zeros(1, 4)], Magnitude(), Refit(),

@@ -24,10 +24,11 @@ GROUPS = {
     "schedule": {"constant", "one_shot", "linear", "cubic", "cosine", "exponential", "steps", "cyclic", "join"},
     "criterion": {
         *("magnitude", "gradient", "taylor", "elementwise_taylor", "movement", "fisher", "adam_fisher"),
-        *("sensitivity", "wanda", "random", "ema", "average_taylor", "auto"),
+        *("sensitivity", "wanda", "random", "ema", "average_taylor", "auto", "obs"),
     },
     "budget": {"uniform", "erk", "global", "lamp"},
     "method": {"gradual", "one_shot", "rigl", "set", "soft", "proximal"},
+    "compensation": {"none", "refit"},
     "logger": {"csv", "tensorboard", "none"},
     "export": {"none", "weights", "blocks", "tiled"},
 }

@@ -22,6 +22,7 @@ from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.budgets import Budget
 from sparse_lightning.callbacks import SparsityCallback
+from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.first_masks import check_first_masks
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import ConfigError, SparseLightningError, UntrustedError
@@ -31,7 +32,13 @@ from sparse_lightning.methods import Method
 from sparse_lightning.patterns import Pattern, resolve
 from sparse_lightning.schedules import Schedule
 
-PARTS: dict[str, type] = {"schedule": Schedule, "method": Method, "budget": Budget, "criterion": Criterion}
+PARTS: dict[str, type] = {
+    "schedule": Schedule,
+    "method": Method,
+    "budget": Budget,
+    "criterion": Criterion,
+    "compensation": Compensation,
+}
 """The groups of a SparsityCallback that have one object, and its base class; an empty group is left to the default."""
 
 

@@ -20,7 +20,7 @@ from sparse_lightning.app.rank_zero import is_rank_zero
 from sparse_lightning.app.shards import check_checkpoint, check_model, check_word
 from sparse_lightning.report import Report, write_page
 
-BUILT_EARLY = ("trainer", "optimizer", "pattern", "schedule", "criterion", "method", "budget", "export")
+BUILT_EARLY = ("trainer", "optimizer", "pattern", "schedule", "criterion", "method", "budget", "compensation", "export")
 """The groups whose objects are built before the folder of a run is known."""
 
 

@@ -15,8 +15,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from sparse_lightning.budgets import Budget
 from sparse_lightning.compat.accelerate import BeforeClipping
+from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.configuration import Update
 from sparse_lightning.engine.engine import innermost
+from sparse_lightning.engine.first_masks import FirstMasks
 from sparse_lightning.engine.ranks import is_rank_zero
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import CheckpointError
@@ -46,6 +48,8 @@ class HuggingFaceCallback(TrainerCallback):
         seed: of random scores, the same on all ranks.
         lowering: how scores are computed; None chooses the fastest, see `Scorer`.
         observe_every: the optimizer steps between two runs of a criterion that keeps state, see `Sparsifier`.
+        masks: what is pruned from the start, such as the result of `prune`, see `Sparsifier`.
+        compensation: changes the kept weights at each update that prunes, such as `Refit()`; None for no change.
 
     Attributes:
         sparsifier: does the work, and has the masks.
@@ -61,17 +65,20 @@ class HuggingFaceCallback(TrainerCallback):
     def __init__(
         self,
         patterns: Patterns,
-        schedule: Schedule,
-        criterion: Criterion | None = None,
-        method: Method | None = None,
-        budget: Budget | None = None,
+        schedule: Schedule | float,
+        criterion: Criterion | str | None = None,
+        method: Method | str | None = None,
+        budget: Budget | str | None = None,
         update_every: int | None = None,
         seed: int = 0,
         lowering: str | None = None,
         observe_every: int | None = None,
+        masks: FirstMasks = None,
+        compensation: Compensation | None = None,
     ) -> None:
         parts = schedule, criterion, method, budget
-        self.sparsifier = Sparsifier(patterns, *parts, update_every, seed, lowering, observe_every)
+        rhythm = update_every, seed, lowering, observe_every
+        self.sparsifier = Sparsifier(patterns, *parts, *rhythm, masks, compensation)
         self._clipping: BeforeClipping | None = None
         self._logged: Update | None = None
         self._loaded_at: int | None = None

@@ -15,6 +15,7 @@ from sparse_lightning.callbacks.averages import averages
 from sparse_lightning.callbacks.gradients import needs_masked_gradients
 from sparse_lightning.callbacks.ranking import ranking_advice
 from sparse_lightning.compat.lightning import state_key
+from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.configuration import Update
 from sparse_lightning.engine.first_masks import FirstMasks
 from sparse_lightning.engine.sparsifier import Sparsifier
@@ -50,6 +51,7 @@ class SparsityCallback(L.Callback):
             criterion reads gradients, otherwise updates only.
         masks: what is pruned from the start: masks by name, as `Sparsifier.masks` has them, or "from weights" for
             the blocks that are zero in a pruned model. None starts dense. A state that is loaded comes first.
+        compensation: changes the kept weights at each update that prunes, such as `Refit()`; None for no change.
 
     Example:
         >>> from sparse_lightning.patterns import Blocks
@@ -70,9 +72,11 @@ class SparsityCallback(L.Callback):
         lowering: str | None = None,
         observe_every: int | None = None,
         masks: FirstMasks = None,
+        compensation: Compensation | None = None,
     ) -> None:
         parts = schedule, criterion, method, budget
-        self.sparsifier = Sparsifier(patterns, *parts, update_every, seed, lowering, observe_every, masks)
+        rhythm = update_every, seed, lowering, observe_every
+        self.sparsifier = Sparsifier(patterns, *parts, *rhythm, masks, compensation)
         self._was_loaded = False
         self._logged: Update | None = None
         self._finished_at: int | None = None

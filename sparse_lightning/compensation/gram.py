@@ -38,6 +38,8 @@ class GramMatrices:
     def __init__(self, model: nn.Module, weights: Iterable[tuple[str, Tensor]], only_training: bool = False) -> None:
         self.layers = reading_layers(model, weights)
         self._only_training = only_training
+        self.is_observing = True
+        """Whether forward passes are observed now."""
         self._by_module = {layer.module: layer for layer in self.layers}
         self._of = {id(layer.weight): layer for layer in self.layers}
         self._sums: dict[int, Tensor] = {}
@@ -45,7 +47,7 @@ class GramMatrices:
         self._handles = [module.register_forward_pre_hook(self._collect, with_kwargs=True) for module in modules]
 
     def _collect(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if self._only_training and not module.training:
+        if not self.is_observing or (self._only_training and not module.training):
             return
         x = (inputs[0] if inputs else next(iter(named.values()))).detach()
         layer = self._by_module[module]
@@ -112,8 +114,7 @@ class GramMatrices:
         self._sums = {}
 
     def close(self) -> None:
-        """Remove the hooks, and free the matrices."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._sums = {}

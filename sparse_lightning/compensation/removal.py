@@ -10,6 +10,10 @@ from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.compensation.gram import GramMatrices
 from sparse_lightning.compensation.least_squares import damped, factored
 from sparse_lightning.compensation.weight_blocks import spread
+from sparse_lightning.errors import FlowError
+
+DAMP = 0.01
+"""The usual damping of Gram matrices for removal errors."""
 
 NONE = -1
 """The number of the block of a weight that is in none."""
@@ -30,13 +34,17 @@ def removal_errors(block: SparseBlock, grams: GramMatrices, damp: float) -> Tens
     """
     total = torch.zeros(block.numblk(), dtype=torch.float64, device=block.unique_params()[0].device)
     ids = torch.arange(block.numblk(), device=total.device).view(block.grid_shape)
-    for param in block.unique_params():
-        if param in grams:
-            layer = grams.layer_of(param)
-            inverse = torch.cholesky_inverse(factored(damped(grams[param], damp), layer.name))
-            weight, numbers = layer.whole().double(), spread(block, ids, layer, NONE)
-            extra = len(inverse) - weight.shape[1]  # the constant, which is never removed
-            _add_errors(total, pad(weight, (0, extra)), pad(numbers, (0, extra), value=NONE), inverse)
+    layers = [grams.layer_of(param) for param in block.unique_params() if param in grams]
+    if not layers:
+        raise FlowError(
+            f"{block} has no removal errors: no linear layer reads its blocks. Use another criterion than "
+            "OBS for it, or a pattern that names the readers, such as Neurons or Heads"
+        )
+    for layer in layers:
+        inverse = torch.cholesky_inverse(factored(damped(grams[layer.weight], damp), layer.name))
+        weight, numbers = layer.whole().double(), spread(block, ids, layer, NONE)
+        extra = len(inverse) - weight.shape[1]  # the constant, which is never removed
+        _add_errors(total, pad(weight, (0, extra)), pad(numbers, (0, extra), value=NONE), inverse)
     return total.view(block.grid_shape)
 
 

@@ -12,6 +12,7 @@ from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.compensation.gram import GramMatrices
 from sparse_lightning.compensation.reading_layer import ReadingLayer, is_transposed
 from sparse_lightning.compensation.refit import Compensation
+from sparse_lightning.errors import PatternError
 
 
 def spread(block: SparseBlock, values: Tensor, layer: ReadingLayer, fill: int = 0) -> Tensor:
@@ -47,6 +48,15 @@ def read_weights(blocks: Iterable[SparseBlock], model: nn.Module, names: Mapping
         if spec.param.ndim > 1 and not _spans_outputs(spec, is_transposed(owners.get(id(spec.param)))):
             found[id(spec.param)] = spec.param
     return [(names[key], param) for key, param in found.items()]
+
+
+def check_read(compensation: Compensation | None, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise a PatternError if a compensation has no layer to change."""
+    if compensation is not None and not list(weights):
+        raise PatternError(
+            f"{compensation!r} has no layer to change: no pattern prunes some of the inputs of a layer. Use patterns "
+            "that name the readers of what is pruned, such as Neurons, Heads or Blocks, or no compensation"
+        )
 
 
 def _spans_outputs(spec: BlockSpec, transposed: bool) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from sparse_lightning.budgets import Budget
+from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.masks import unpack
 from sparse_lightning.flow import Criterion
 from sparse_lightning.methods import Method
@@ -29,6 +30,7 @@ class Configuration:
     seed: int
     lowering: str | None
     observe_every: int | None
+    compensation: Compensation | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ Data flow of an optimizer step:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.optim.swa_utils import AveragedModel
 from sparse_lightning.blocks.shards import has_others
 from sparse_lightning.budgets import Budget, ScoredScope
 from sparse_lightning.engine import masks as packed
+from sparse_lightning.engine.compensating import Compensating
 from sparse_lightning.engine.configuration import NEVER, Configuration, Update
 from sparse_lightning.engine.defaults import resolved
 from sparse_lightning.engine.grown import GrownBlocks
@@ -40,6 +41,7 @@ from sparse_lightning.engine.shortfall import shortfall
 from sparse_lightning.errors import PatternError
 from sparse_lightning.kernels.watch import are_same
 from sparse_lightning.methods import Method, UpdateContext
+from sparse_lightning.patterns import Attachment
 from sparse_lightning.patterns.claims import resolve_in
 from sparse_lightning.patterns.names import Names, nearest
 
@@ -67,7 +69,7 @@ class Engine:
         found = resolve_in(configuration.patterns, names)
         self.passed_over = [name for name in names.passed_over if names.owner_of(names.parameters[name]) is None]
         self.configuration = resolved(configuration, self.schedule, found, model)
-        self.scopes = [masked_scope(each, self.configuration.criterion, configuration.method) for each in found]
+        self.scopes = [self._masked_scope(each) for each in found]
         self._names = {id(param): name for name, param in reversed(names.parameters.items())}
         check_held(self._optimizers, self.scopes)
         check_can_grow(configuration.method, self.scopes)
@@ -79,10 +81,22 @@ class Engine:
         self._members: dict[int, tuple[list[list[Tensor]], list[MaskedScope], Hold]] = {}
         self._prepared: set[int] = set()
         self._grown = GrownBlocks(self.scopes, self.configuration.seed)
-        self.scoring = Scoring(self.configuration, self.scopes, model, self._optimizers)
+        self.scoring = Scoring(self.configuration, self.scopes, model, self._optimizers, self._compensating(model))
         self._others = OtherSteps(self.scopes)
         self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
         self._handles += [optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers]
+
+    def _masked_scope(self, attachment: Attachment) -> MaskedScope:
+        # Compensation reads the weights of pruned blocks, which N:M groups zero as they are chosen.
+        if self.configuration.compensation is not None:
+            return MaskedScope(attachment)
+        return masked_scope(attachment, self.configuration.criterion, self.configuration.method)
+
+    def _compensating(self, model: nn.Module) -> Callable[[], Compensating]:
+        def is_update(step: int) -> bool:
+            return self.schedule.is_update(step, self.configuration.update_every)
+
+        return lambda: Compensating(self.configuration.compensation, self.scopes, model, self._names, is_update)
 
     def close(self) -> None:
         """Remove the hooks from the model and its optimizers."""
@@ -190,6 +204,7 @@ class Engine:
         if optimizer is self._leader():
             self.step += 1
             self._others.reset()
+            self.scoring.at_step(self.step)
 
     def _leader(self) -> Optimizer | None:
         """Return the optimizer whose steps count: the last that changes an attached parameter."""
@@ -304,6 +319,7 @@ class Engine:
         before, method = self._buffer.flat, self.configuration.method
         pairs = zip(self.stacks, contexts, self._buffer.gathered(masks), strict=True)
         memories = [stack.checked(method.remember(context, mask), method) for stack, context, mask in pairs]
+        self.scoring.compensate(self._buffer.views(masks), bool((masks & ~before).any()))
         self._buffer.replace(masks)
         changed = before ^ masks
         self._everything.fill(changed)  # pruned blocks become zero, and grown blocks start at zero
@@ -327,6 +343,7 @@ class Engine:
         self._is_owed = self._is_owed or self._has_update_in(range(self.step, step))
         self.step = step
         self._others.reset()
+        self.scoring.at_step(step)
 
     def _has_update_in(self, steps: Iterable[int]) -> bool:
         return any(self.schedule.is_update(i, self.configuration.update_every) for i in steps)
@@ -373,6 +390,7 @@ class Engine:
         self.last_update = Update(**state["last_update"])
         # A run that is resumed with another length has another schedule, whose last update may be in the past.
         self._is_owed = self._is_owed or self._has_update_in(range(self.last_update.step + 1, self.step))
+        self.scoring.at_step(self.step)
         self.hold()
 
 

@@ -13,19 +13,16 @@ from tqdm import tqdm
 
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.compensation import Compensation, GramMatrices
-from sparse_lightning.compensation.removal import removal_errors
-from sparse_lightning.compensation.weight_blocks import compensate, read_weights
+from sparse_lightning.compensation.removal import DAMP, removal_errors
+from sparse_lightning.compensation.weight_blocks import check_read, compensate, read_weights
 from sparse_lightning.engine.calibration import Calibration, Step
 from sparse_lightning.engine.defaults import default_criterion
 from sparse_lightning.engine.ranks import agree, is_rank_zero
-from sparse_lightning.engine.short_forms import as_criterion
+from sparse_lightning.engine.short_forms import as_compensation, as_criterion
 from sparse_lightning.errors import FlowError, SparseLightningError, SparsityError
 from sparse_lightning.flow import Criterion, InputNorms, Scorer, Sources
 from sparse_lightning.patterns import Attachment, Patterns, resolve
 from sparse_lightning.patterns.names import Names
-
-DAMP = 0.01
-"""The damping of Gram matrices for removal errors."""
 
 
 def prune(
@@ -75,6 +72,7 @@ def prune(
     if not 0 <= sparsity <= 1:
         raise SparsityError(f"sparsity={sparsity} is out of range: pass a fraction from 0 to 1")
     found = resolve(patterns, model)
+    as_compensation(compensation)
     scores = _default(found, model) if criterion is None else as_criterion(criterion)
     run = _OneCall(model, Calibration(model, batches, step), scores, compensation, seed)
     masks: dict[str, Tensor] = {}
@@ -106,6 +104,8 @@ class _OneCall:
 
     def ordered(self, found: Sequence[Attachment]) -> list[Attachment]:
         """Return scopes in the order in which the model calls the last layer of each."""
+        blocks = [block for each in found for block in each.scope.blocks()]
+        check_read(self._compensation, read_weights(blocks, self._model, self._names))
         reads = self._scorer(found[0]).program.names() - {"weight", "random"}
         if self._compensation is None and not reads:
             return list(found)  # no layer depends on the others

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lightning.blocks.shards import any_rank
+from sparse_lightning.engine.compensating import Compensating
 from sparse_lightning.engine.configuration import ResolvedConfiguration
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.engine.ranks import check_masks
@@ -45,6 +46,7 @@ class Scoring:
         scopes: what is scored.
         model: whose layer inputs are observed, where scores need their norms.
         optimizers: whose state scores may read.
+        compensating: makes what observes Gram matrices, where scores or the compensation need them.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Scoring:
         scopes: Sequence[MaskedScope],
         model: nn.Module,
         optimizers: Sequence[Optimizer],
+        compensating: Callable[[], Compensating],
     ) -> None:
         self._configuration, self._scopes, self._optimizers = configuration, scopes, optimizers
         self._device = scopes[0].device
@@ -66,6 +69,8 @@ class Scoring:
         self._in_turn = 0
         self._check_gradients()
         self.observe_every = self._rhythm()
+        needs_grams = configuration.compensation is not None or "removal_error" in self._names
+        self._compensating = compensating() if needs_grams else None
         self._norms = TrainingInputNorms(model, self._parameters()) if "input_norm" in self._names else None
         try:
             self._scorer.check(self._sources(0, 0.0))
@@ -132,22 +137,38 @@ class Scoring:
 
     def close(self) -> None:
         """Remove the hooks from the model."""
-        if self._norms is not None:
-            self._norms.close()
+        for observer in [each for each in (self._norms, self._compensating) if each is not None]:
+            observer.close()
 
     def forget_inputs(self) -> None:
         """Close, and drop the input norms that only this rank has observed."""
         self.close()
-        self._norms = None
+        self._norms = self._compensating = None
 
     def reset_inputs(self) -> None:
         """Start new input norms: those of an update cover the steps since the previous one."""
-        if self._norms is not None:
-            self._norms.reset()
+        for observer in [each for each in (self._norms, self._compensating) if each is not None]:
+            observer.reset()
+
+    def at_step(self, step: int) -> None:
+        """Observe Gram matrices before this step, if an update is near."""
+        if self._compensating is not None:
+            self._compensating.at_step(step)
+
+    def compensate(self, masks: Mapping[str, Tensor], prunes: bool) -> None:
+        """Change the weights that new masks keep, if they prune blocks, before these are zeroed.
+
+        Args:
+            masks: by name of their block, the same on all ranks.
+            prunes: whether they prune a block that was not pruned before.
+        """
+        if self._compensating is not None and prunes:
+            self._compensating.before_pruning(masks)
 
     def _sources(self, step: int, target: float) -> Sources:
         norms = {} if self._norms is None else self._norms
-        return Sources(self._optimizers, norms, step=step, target=target)
+        errors = None if self._compensating is None else self._compensating.removal_error
+        return Sources(self._optimizers, norms, step=step, target=target, removal_error=errors)
 
     def score(self, step: int, target: float, masks: Mapping[str, Tensor]) -> Scores | None:
         """Compute the scores of an update and save the state of the flows.
@@ -211,6 +232,7 @@ class Scoring:
             "scorer": self._scorer.state_dict(),
             "growth": self._growth.state_dict() if self._growth else None,
             "input_norms": {names[id(weight)]: squares.cpu() for weight, squares in norms.items()},
+            **({} if self._compensating is None else {"gram_matrices": self._compensating.state_dict()}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], names: Mapping[int, str]) -> None:
@@ -231,6 +253,8 @@ class Scoring:
         self._scorer.load_state_dict(state["scorer"])
         if self._growth:
             self._growth.load_state_dict(state["growth"])
+        if self._compensating is not None:
+            self._compensating.load_state_dict(state.get("gram_matrices", {}), int(state["step"]))
         if self._norms is not None:
             by_name = {names[id(p)]: p for p in self._parameters()}
             self._norms.load_squares({by_name[n]: s.to(by_name[n].device) for n, s in state["input_norms"].items()})

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparse_lightning import budgets, criteria, methods
 from sparse_lightning.budgets import Budget
+from sparse_lightning.compensation import Compensation
 from sparse_lightning.errors import FlowError, SparsityError, did_you_mean
 from sparse_lightning.flow import Criterion
 from sparse_lightning.methods import Method
@@ -58,6 +59,13 @@ def as_budget(given: Any) -> Budget:
         return given
     made: Budget = _named(given, "budget", budgets, Budget)
     return made
+
+
+def as_compensation(given: Any) -> Compensation | None:
+    """Return a compensation, or None for none."""
+    if given is None or isinstance(given, Compensation):
+        return given
+    raise SparsityError(f"compensation={given!r} is not a compensation: pass Refit(), or None")
 
 
 def _named(given: Any, role: str, home: ModuleType, base: type) -> Any:

@@ -14,13 +14,14 @@ from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.union import count_zeros
 from sparse_lightning.budgets import Budget, Uniform
 from sparse_lightning.compat.wrapped import unwrapped
+from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.configuration import Configuration, Update, masks_in, rewound
 from sparse_lightning.engine.defaults import in_force, resumed, warn_of_rhythm
 from sparse_lightning.engine.engine import Engine
 from sparse_lightning.engine.first_masks import FirstMasks, check_first_masks, first_masks, warn_of_zeros
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.engine.ranks import is_rank_zero
-from sparse_lightning.engine.short_forms import as_budget, as_criterion, as_method, as_schedule
+from sparse_lightning.engine.short_forms import as_budget, as_compensation, as_criterion, as_method, as_schedule
 from sparse_lightning.errors import ShortRunWarning, SparseLightningError, SparsityError
 from sparse_lightning.flow import Criterion
 from sparse_lightning.kernels.block_score import check_lowering
@@ -51,6 +52,7 @@ class Sparsifier:
             criterion reads gradients, otherwise updates only.
         masks: what is pruned from the start: masks by name, as the attribute `masks` has them, or "from weights" for
             the blocks that are zero in a pruned model. None starts dense. A state that is loaded comes first.
+        compensation: changes the kept weights at each update that prunes, such as `Refit()`; None for no change.
 
     Example:
         >>> import torch
@@ -81,6 +83,7 @@ class Sparsifier:
         lowering: str | None = None,
         observe_every: int | None = None,
         masks: FirstMasks = None,
+        compensation: Compensation | None = None,
     ) -> None:
         if observe_every is not None and observe_every < 1:
             raise SparsityError(f"observe_every={observe_every} is out of range: pass 1 or more optimizer steps")
@@ -95,7 +98,8 @@ class Sparsifier:
             Uniform() if budget is None else as_budget(budget),
         )
         found, plan = collected(patterns), as_schedule(schedule)
-        self.configuration = Configuration(found, plan, *parts, update_every, seed, lowering, observe_every)
+        repair = as_compensation(compensation)
+        self.configuration = Configuration(found, plan, *parts, update_every, seed, lowering, observe_every, repair)
         self._first_masks = masks
         self._engine: Engine | None = None
         self._pending: dict[str, Any] = {}

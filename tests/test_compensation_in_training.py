@@ -1,0 +1,87 @@
+"""Compensation at the updates of a run: against one update by hand, with every pattern, and resumed bit for bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from small_nets import Net, batches, broken_blocks
+from torch import nn
+
+from sparse_lightning import NM, OBS, Blocks, Cubic, Neurons, OneShot, Refit, Sparsifier, Wanda, prune
+from sparse_lightning.engine.compensating import OBSERVED
+
+PATTERNS = {
+    "units": [Neurons("up", "down")],
+    "tiles": [Blocks(["up.weight", "down.weight"], (4, 4))],
+    "groups": [NM("down.weight")],
+}
+
+
+def train(model, sparsifier, steps, start=0, optimizer=None):
+    """Train for some steps on the same batches, in a plain loop."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    data = list(batches())
+    sparsifier.attach(model, optimizer, 40)
+    for step in range(start, start + steps):
+        x, y = data[step % len(data)]
+        nn.functional.mse_loss(model(x), y).backward()
+        sparsifier.before_step()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_one_update_refits_on_the_inputs_of_the_steps_before_it(kind):
+    """The steps have a learning rate of zero, so that prune sees the same inputs; tiles in one layer."""
+    patterns = [Blocks("down.weight", (4, 4))] if kind == "tiles" else PATTERNS[kind]
+    model, data = Net(), list(batches())
+    plain = copy.deepcopy(model)
+    sparsifier = Sparsifier(patterns, OneShot(0.5, at=7), Wanda(), update_every=1, compensation=Refit())
+    train(model, sparsifier, 8, optimizer=torch.optim.SGD(model.parameters(), 0.0))
+    masks = prune(plain, patterns, 0.5, data, Wanda(), Refit(), progress=False)
+    for name, mask in masks.items():
+        assert torch.equal(sparsifier.masks[name], mask)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+    assert broken_blocks(sparsifier.scopes, sparsifier.masks) == []
+
+
+def test_only_inputs_shortly_before_an_update_are_observed():
+    model = Net()
+    at = OBSERVED + 4
+    sparsifier = Sparsifier([Neurons("up", "down")], OneShot(0.5, at=at), compensation=Refit())
+    train(model, sparsifier, 4)
+    assert "gram_matrices" in sparsifier.state_dict()
+    assert sparsifier.state_dict()["gram_matrices"] == {}
+    sparsifier.detach()
+    train(model, sparsifier, 3, start=4)
+    [gram] = sparsifier.state_dict()["gram_matrices"].values()
+    assert float(gram[-1, -1]) == 16.0 * 2, "of steps 5 and 6: an update at 20 is within 16 steps"
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_a_run_with_compensation_resumes_bit_for_bit(kind):
+    def made():
+        return Sparsifier(PATTERNS[kind], Cubic(0.5, begin=2, end=12), OBS(), update_every=5, compensation=Refit())
+
+    torch.manual_seed(0)
+    whole = Net()
+    through = made()
+    train(whole, through, 16)
+    torch.manual_seed(0)
+    first, before = Net(), made()
+    optimizer = train(first, before, 9)  # two updates are made, and two steps are observed for the next
+    second, after = copy.deepcopy(first), made()
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    assert after.state_dict()["gram_matrices"]
+    other = torch.optim.SGD(second.parameters(), 0.05, momentum=0.9)
+    other.load_state_dict(optimizer.state_dict())
+    train(second, after, 7, start=9, optimizer=other)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+    for name, mask in through.masks.items():
+        assert torch.equal(mask, after.masks[name])
+        assert mask.any()
