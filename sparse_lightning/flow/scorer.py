@@ -51,7 +51,7 @@ class Scorer:
     Args:
         criterion: computes the scores.
         device: of the parameters.
-        lowering: "reference", "compiled" or "triton", for all stages; None chooses the fastest.
+        lowering: "reference", "native", "compiled" or "triton", for all stages; None chooses the fastest.
         seed: of the random numbers, the same on all ranks.
 
     Example:

@@ -47,16 +47,32 @@ def library(source: Path, options: tuple[str, ...] = ()) -> ctypes.CDLL | None:
         source: the file.
         options: of the compiler, besides those of all kernels.
     """
+    return library_of(source.parent.name, source.read_text("utf-8"), options)
+
+
+def is_supported() -> bool:
+    """Whether there is a compiler, on x86 Linux."""
+    return cpp_compiler() is not None and sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+def library_of(name: str, source: str, options: tuple[str, ...] = ()) -> ctypes.CDLL | None:
+    """Return the library built from C++ source; None without a compiler or not on x86 Linux.
+
+    Args:
+        name: of the kernel, for messages and file names.
+        source: the text.
+        options: of the compiler, besides those of all kernels.
+    """
     compiler = cpp_compiler()
-    if compiler is None or sys.platform != "linux" or platform.machine() != "x86_64":
+    if compiler is None or not is_supported():
         return None
     try:
-        return _load_or_build(compiler, source, options)
+        return _load_or_build(compiler, name, source, options)
     except (subprocess.CalledProcessError, OSError) as error:
         output = (getattr(error, "stderr", None) or str(error)).strip()[:500]
         warnings.warn(
-            f"{compiler} could not build the kernel {source.parent.name}/{source.name}: torch operations are used "
-            f"instead, and are slower. Output of the compiler: {output}",
+            f"{compiler} could not build the kernel {name}: torch operations are used instead, and are slower. Output "
+            f"of the compiler: {output}",
             stacklevel=2,
         )
         return None
@@ -70,30 +86,30 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparse_lightning"
 
 
-def _load_or_build(compiler: str, source: Path, options: tuple[str, ...]) -> ctypes.CDLL:
+def _load_or_build(compiler: str, kernel: str, source: str, options: tuple[str, ...]) -> ctypes.CDLL:
     """Load the library from the cache, or build it there; in a temporary folder where the cache can't be written."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"{source.parent.name}-{_key(compiler, source, options)}"
+        name = f"{kernel}-{_key(compiler, source, options)}"
         with _locked(folder / "lock"):
             built = _whole_file(folder, name) or _build(compiler, source, options, folder, name)
         return ctypes.CDLL(str(built))
     except (OSError, RuntimeError) as error:  # a read-only home, a full disk, no home at all
         _log.info("the folder of built kernels can't be used (%s): the kernel is built for this process only", error)
     with tempfile.TemporaryDirectory() as own:
-        built = _build(compiler, source, options, Path(own), "kernel")
+        built = _build(compiler, source, options, Path(own), f"{kernel}-kernel")
         return ctypes.CDLL(str(built))  # it stays loaded when the file is deleted
 
 
-def _build(compiler: str, source: Path, options: tuple[str, ...], folder: Path, name: str) -> Path:
+def _build(compiler: str, source: str, options: tuple[str, ...], folder: Path, name: str) -> Path:
     """Compile beside the final place, then move; the name ends in a digest of the file."""
-    _log.warning("building the CPU kernel %s, once on this machine: a few seconds", source.parent.name)
+    _log.warning("building the CPU kernel %s, once on this machine: a few seconds", name.partition("-")[0])
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
         fresh = Path(file.name)
     try:
-        command = [compiler, *OPTIONS, str(source), *options, "-o", str(fresh)]
-        subprocess.run(command, capture_output=True, text=True, check=True)
+        command = [compiler, *OPTIONS, "-x", "c++", "-", *options, "-o", str(fresh)]
+        subprocess.run(command, input=source, capture_output=True, text=True, check=True)
         return fresh.replace(folder / f"{name}-{_digest(fresh)}.so")
     finally:
         fresh.unlink(missing_ok=True)
@@ -122,10 +138,10 @@ def _locked(file: Path) -> Iterator[None]:
         yield
 
 
-def _key(compiler: str, source: Path, options: tuple[str, ...]) -> str:
+def _key(compiler: str, source: str, options: tuple[str, ...]) -> str:
     """Return a digest of what the machine code depends on."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    parts = [source.read_text("utf-8"), compiler, version, " ".join([*OPTIONS, *options]), _cpu()]
+    parts = [source, compiler, version, " ".join([*OPTIONS, *options]), _cpu()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 

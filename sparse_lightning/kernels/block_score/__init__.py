@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse_lightning.errors import FlowError, did_you_mean
 from sparse_lightning.kernels.availability import has_triton, is_interpreted
-from sparse_lightning.kernels.block_score import compiled, reference
+from sparse_lightning.kernels.block_score import compiled, native, reference
 from sparse_lightning.kernels.stage import Stage
 
 
@@ -23,6 +23,7 @@ def fold_in_triton(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
 LOWERINGS: dict[str, Callable[[Stage, Sequence[Tensor]], list[Tensor]]] = {
     "reference": reference.fold,
     "compiled": compiled.fold,
+    "native": native.fold,
     "triton": fold_in_triton,
 }
 
@@ -39,7 +40,7 @@ def choose(
     if device.type == "cuda" and has_triton():
         return fold_in_triton
     if device.type == "cpu" and elements >= PAYS and compiled.has_compiler():
-        return compiled.fold
+        return native.fold if native.is_available() else compiled.fold
     return reference.fold
 
 
@@ -57,6 +58,11 @@ def check_lowering(lowering: str | None, device: torch.device | None = None) -> 
     if lowering == "compiled" and not compiled.has_compiler():
         raise FlowError(
             "the lowering 'compiled' needs a C++ compiler, and there is none: install g++ or clang++, or set CXX"
+        )
+    if lowering == "native" and not native.is_available():
+        raise FlowError(
+            "the lowering 'native' needs a C++ compiler on x86 Linux: install g++ or clang++, or set CXX; elsewhere "
+            "choose None, for the fastest"
         )
     return lowering
 

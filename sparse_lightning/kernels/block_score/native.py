@@ -1,0 +1,241 @@
+"""block_score in C++ for CPUs: each stage becomes a kernel that reads the windows once, at the speed of memory.
+
+A row of blocks is read row by row of elements, and each element is folded into a value of its own, in the L1 cache;
+the values of a block are folded at its end. So every loop runs over contiguous elements, whatever the block size.
+Threads take whole rows of blocks: results do not depend on their number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from sparse_lightning.compat.torch import has_dispatch_mode
+from sparse_lightning.kernels.block_score import compiled
+from sparse_lightning.kernels.native import is_supported, library_of
+from sparse_lightning.kernels.stage import FoldKind, Ref, Stage, Step
+
+SMALL = 1 << 15
+"""Elements of a window up to which one thread is faster than waking others."""
+
+WIDEST = 1 << 16
+"""The longest run of elements of one block: what is folded side by side has to stay in a cache."""
+
+OPTIONS = ("-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+"""Products are rounded before they are added, as in torch."""
+
+TYPES = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "BFloat16"}
+
+EXPRESSIONS = {
+    "add": "{} + {}",
+    "sub": "{} - {}",
+    "mul": "{} * {}",
+    "div": "{} / {}",
+    "neg": "-{}",
+    "abs": "std::abs({})",
+    "square": "{0} * {0}",
+    "sqrt": "std::sqrt({})",
+    "maximum": "highest({}, {})",
+    "minimum": "lowest({}, {})",
+    "where": "{} != 0 ? {} : {}",
+    "relu": "highest({}, T(0))",
+    "gt": "T({} > {})",
+    "ge": "T({} >= {})",
+    "lt": "T({} < {})",
+    "le": "T({} <= {})",
+}
+"""The operations that the compiler vectorizes, as C++ expressions; stages with others use `torch.compile`."""
+
+_COMBINE: dict[FoldKind, str] = {"sum": "{} + {}", "max": "highest({}, {})", "min": "lowest({}, {})"}
+_IDENTITY: dict[FoldKind, str] = {"sum": "0", "max": "-INFINITY", "min": "INFINITY"}
+
+_KERNEL = """
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+using T = {accumulated};
+
+struct BFloat16 {{
+    uint16_t bits;
+    operator float() const {{
+        const uint32_t wide = uint32_t(bits) << 16;
+        float value;
+        std::memcpy(&value, &wide, 4);
+        return value;
+    }}
+}};
+
+// NaN wins, as in torch.
+static inline T highest(T a, T b) {{ return a > b || a != a ? a : b; }}
+static inline T lowest(T a, T b) {{ return a < b || a != a ? a : b; }}
+
+// pairs: blocks and elements of each pair of dimensions, outermost first. strides: for each input those of the blocks
+// and of the elements of each pair but the last, in bytes. A row is the last pair, contiguous in all inputs.
+extern "C" void fold(int64_t count, const int64_t* pairs, const int64_t* strides, const char* const* inputs,
+                     T* const* grids, int threads) {{
+    const int64_t outer = count - 1, last = pairs[2 * outer], length = pairs[2 * outer + 1];
+    const int64_t together = std::max<int64_t>(1, 4096 / length), chunks = (last + together - 1) / together;
+    int64_t blocks = 1, elements = 1;
+    for (int64_t d = 0; d < outer; d++) blocks *= pairs[2 * d], elements *= pairs[2 * d + 1];
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {{
+        std::vector<T> room({folds} * std::min(together, last) * length);
+#pragma omp for schedule(static)
+        for (int64_t item = 0; item < blocks * chunks; item++) {{
+            const int64_t begin = item % chunks * together, number = std::min(together, last - begin);
+            const int64_t width = number * length;
+            const char* at[{inputs}];
+            for (int i = 0; i < {inputs}; i++) {{
+                int64_t rest = item / chunks;
+                at[i] = inputs[i];
+                for (int64_t d = outer - 1; d >= 0; d--) {{
+                    at[i] += rest % pairs[2 * d] * strides[2 * (i * outer + d)];
+                    rest /= pairs[2 * d];
+                }}
+            }}
+{room}
+            for (int64_t element = 0; element < elements; element++) {{
+                int64_t offset[{inputs}];
+                for (int i = 0; i < {inputs}; i++) {{
+                    int64_t rest = element;
+                    offset[i] = 0;
+                    for (int64_t d = outer - 1; d >= 0; d--) {{
+                        offset[i] += rest % pairs[2 * d + 1] * strides[2 * (i * outer + d) + 1];
+                        rest /= pairs[2 * d + 1];
+                    }}
+                }}
+{rows}
+                if (element == 0) {{
+#pragma omp simd
+                    for (int64_t j = 0; j < width; j++) {{
+{values}
+{first}
+                    }}
+                }} else {{
+#pragma omp simd
+                    for (int64_t j = 0; j < width; j++) {{
+{values}
+{combined}
+                    }}
+                }}
+            }}
+            const int64_t place = item / chunks * last + begin;
+{grids}
+        }}
+    }}
+}}
+"""
+
+
+def is_available() -> bool:
+    """Whether kernels can be built on this machine."""
+    return is_supported()
+
+
+def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
+    """Run a stage on windows `(n0, l0, n1, l1, …)` of one shape; each fold returns a grid `(n0, n1, …)`.
+
+    The last two dimensions must be contiguous in all windows. What the kernel does not take is compiled.
+    """
+    built = None if has_dispatch_mode() or not _takes(windows) else _built(stage, tuple(w.dtype for w in windows))
+    if built is None:
+        return compiled.fold(stage, windows)
+    first = windows[0]
+    dtype = torch.float64 if any(window.dtype == torch.float64 for window in windows) else torch.float32
+    grids = [torch.empty(first.shape[0::2], dtype=dtype) for _ in stage.folds]
+    strides = [s * window.element_size() for window in windows for s in window.stride()[:-2]]
+    threads = torch.get_num_threads() if first.numel() > SMALL else 1
+    built(
+        ctypes.c_int64(first.ndim // 2),
+        _integers(first.shape),
+        _integers(strides),
+        _integers([window.data_ptr() for window in windows]),
+        _integers([grid.data_ptr() for grid in grids]),
+        ctypes.c_int(threads),
+    )
+    return grids
+
+
+def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _takes(windows: Sequence[Tensor]) -> bool:
+    shape = windows[0].shape
+    if not len(shape) > 0 or not math.prod(shape) > 0 or shape[-1] > WIDEST:
+        return False
+    return all(window.dtype in TYPES and window.device.type == "cpu" and _is_contiguous(window) for window in windows)
+
+
+def _is_contiguous(window: Tensor) -> bool:
+    """Whether the last pair of dimensions is a run of neighbouring elements."""
+    (blocks, length), (block, element) = window.shape[-2:], window.stride()[-2:]
+    return (length == 1 or element == 1) and (blocks == 1 or block == length)
+
+
+@lru_cache(maxsize=256)
+def _built(stage: Stage, dtypes: tuple[torch.dtype, ...]) -> ctypes._FuncPointer | None:
+    """Return the kernel of a stage; None if it has operations that are not vectorized, or cannot be built."""
+    if any(step.operation not in EXPRESSIONS for step in stage.steps):
+        return None
+    built = library_of("block_score", source_of(stage, dtypes), OPTIONS)
+    return None if built is None else built.fold
+
+
+def source_of(stage: Stage, dtypes: Sequence[torch.dtype]) -> str:
+    """Return the C++ source of a stage on windows of these dtypes."""
+    inputs, folds = range(stage.inputs), range(len(stage.folds))
+    types = [TYPES[dtype] for dtype in dtypes]
+    loads = [f"const T v{i} = row{i}[j];" for i in inputs]
+    steps = [f"const T v{stage.inputs + i} = {_expression(step)};" for i, step in enumerate(stage.steps)]
+    values = [f"v{ref.at}" for ref, _ in stage.folds]
+    kinds = [kind for _, kind in stage.folds]
+    return _KERNEL.format(
+        accumulated="double" if "double" in types else "float",
+        inputs=stage.inputs,
+        folds=len(stage.folds),
+        room=_lines([f"T* const room{f} = room.data() + {f} * width;" for f in folds], 12),
+        rows=_lines(
+            [
+                f"const {t}* row{i} = reinterpret_cast<const {t}*>(at[{i}] + offset[{i}]) + begin * length;"
+                for i, t in enumerate(types)
+            ],
+            16,
+        ),
+        values=_lines([*loads, *steps], 24),
+        first=_lines([f"room{f}[j] = {values[f]};" for f in folds], 24),
+        combined=_lines([f"room{f}[j] = {_COMBINE[kinds[f]].format(f'room{f}[j]', values[f])};" for f in folds], 24),
+        grids=_lines([line for f in folds for line in _grid(f, kinds[f])], 12),
+    )
+
+
+def _grid(fold: int, kind: FoldKind) -> list[str]:
+    """Return the lines that fold what is side by side in the blocks of a row."""
+    combined = _COMBINE[kind].format("total", f"room{fold}[b * length + j]")
+    simd = ["#pragma omp simd reduction(+ : total)"] if kind == "sum" else []
+    return [
+        f"if (length == 1) std::copy_n(room{fold}, number, grids[{fold}] + place);",
+        "else for (int64_t b = 0; b < number; b++) {",
+        f"    T total = {_IDENTITY[kind]};",
+        *simd,
+        f"    for (int64_t j = 0; j < length; j++) total = {combined};",
+        f"    grids[{fold}][place + b] = total;",
+        "}",
+    ]
+
+
+def _expression(step: Step) -> str:
+    arguments = [f"v{a.at}" if isinstance(a, Ref) else f"T({a!r})" for a in step.arguments]
+    return EXPRESSIONS[step.operation].format(*arguments)
+
+
+def _lines(lines: Sequence[str], indent: int) -> str:
+    return "\n".join(line if line.startswith("#") else " " * indent + line for line in lines)
