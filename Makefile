@@ -3,16 +3,20 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+PEERS_ARGS ?= --short
 
 VENV := .venv
 BIN := $(VENV)/bin
 # Named after what is installed: .venv is used as it is until the requirements change. Settings of tools, which follow
 # them in pyproject.toml, don't count.
 STAMP := $(VENV)/installed-$(shell sed '/^\[tool\./,$$d' pyproject.toml | cat - constraints.txt | cksum | cut -d ' ' -f 1)
+# An environment of its own for other libraries, whose requirements are not those of this package.
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/installed-$(shell cat pyproject.toml constraints.txt benchmarks/peers/requirements.txt | cksum | cut -d ' ' -f 1)
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-exhaustive test-gpu lint format bench clean
+.PHONY: help demo test test-exhaustive test-gpu lint format bench bench-peers clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +45,9 @@ format: $(STAMP) ## Format the code and apply automatic fixes
 bench: $(STAMP) ## Run every benchmark, on a GPU where there is one: check results, then compare times
 	@for file in benchmarks/*.py; do echo "== $$file"; PYTHONPATH=. $(BIN)/python "$$file" || exit 1; done
 
+bench-peers: $(PEERS_STAMP) ## Measure beside other libraries, write docs/results; options: make bench-peers PEERS_ARGS=--help
+	PYTHONPATH=.:benchmarks $(PEERS)/bin/python benchmarks/peers/run.py $(PEERS_ARGS)
+
 clean: ## Remove caches and build products, but not .venv
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -49,3 +56,9 @@ $(STAMP):
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev]"
 	@rm -f $(VENV)/installed-* && touch $@
+
+$(PEERS_STAMP):
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install --constraint constraints.txt --editable ".[hf]" \
+		--requirement benchmarks/peers/requirements.txt
+	@touch $@
