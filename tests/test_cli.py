@@ -100,7 +100,7 @@ def test_folders_are_fresh_and_the_last_run_has_the_newest_checkpoint(tmp_path):
     first, second = tmp_path / "1" / "checkpoints", tmp_path / "2" / "dense" / "checkpoints"
     for i, folder in enumerate((second, first)):
         folder.mkdir(parents=True)
-        (folder / "last.ckpt").touch()
+        torch.save({}, folder / "last.ckpt")
         os.utime(folder / "last.ckpt", (i, i))
     assert last_run(tmp_path) == tmp_path / "1"
     assert last_checkpoint(first) == first / "last.ckpt"
@@ -143,7 +143,9 @@ def test_a_run_from_any_folder_writes_its_files_and_can_be_resumed(command, call
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
 def test_a_run_that_was_stopped_resumes(number, code, started, call, tmp_path):
     process = started(*LONG)
     time.sleep(0.5)
@@ -151,6 +153,8 @@ def test_a_run_that_was_stopped_resumes(number, code, started, call, tmp_path):
     said = process.communicate(timeout=60)[0]
     assert process.returncode == code, said
     assert "Traceback" not in said
+    if code > 0:
+        assert said.strip().splitlines()[-1].startswith("Stopped. To resume: sparse-lightning recipe=small trainer.max")
     [folder] = tmp_path.glob("outputs/small/*")
     before = torch.load(last_checkpoint(folder / "checkpoints"), weights_only=True)["global_step"]
     assert before >= 2

@@ -250,7 +250,7 @@ def test_a_checkpoint_in_shards_counts_when_it_is_complete(tmp_path):
     for time_, name in enumerate(("whole.ckpt", "sharded.ckpt/meta.pt", "cut_short.ckpt/__0_0.distcp")):
         file = tmp_path / "run" / "checkpoints" / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
+        torch.save({}, file)
         os.utime(file, (time_, time_))
     assert last_checkpoint(tmp_path / "run" / "checkpoints").name == "sharded.ckpt"
     assert last_run(tmp_path) == tmp_path / "run"

@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra import main as hydra_main
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
@@ -23,7 +24,7 @@ from omegaconf import OmegaConf
 
 import sparse_lightning
 from sparse_lightning.compat.accelerate import BeforeClipping
-from sparse_lightning.compat.hydra import CORE_PLUGINS, argument_parser, reading_files
+from sparse_lightning.compat.hydra import CORE_PLUGINS, argument_parser, raising_errors, reading_files
 from sparse_lightning.compat.lightning import set_mesh_sizes, started_processes, state_key
 from sparse_lightning.compat.omegaconf import resolving
 
@@ -171,3 +172,19 @@ def test_omegaconf_container_resolves_interpolations_by_these_methods():
     assert "texttext" in seen
     OmegaConf.to_container(config, resolve=True)
     assert seen.count("") == 6, "they are measured only inside of the context"
+
+
+def test_hydra_internal_utils_is_under_debugger_lets_errors_through(tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("a: 1\nhydra: {run: {dir: .}, output_subdir: null}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.setattr(sys, "argv", ["program"])
+
+    @hydra_main(version_base="1.3", config_path=str(tmp_path), config_name="config")
+    def program(config):
+        raise OSError("full")
+
+    with raising_errors(), pytest.raises(OSError, match="full"):
+        program()
+    with pytest.raises(SystemExit):
+        program()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sparse_lightning.app.check import check
 from sparse_lightning.app.compose import Composed, compose, expanded, search_path
-from sparse_lightning.app.folders import fresh, last_run
+from sparse_lightning.app.folders import fresh, last_run, resumed_folder
 from sparse_lightning.app.hydra_settings import check_hydra
 from sparse_lightning.app.paths import check_read
 from sparse_lightning.app.typed import Typed, check_typed
@@ -44,7 +44,7 @@ class CheckedRuns:
             return fresh(folder)
         if self.is_sweep:
             raise ConfigError("ckpt_path: a sweep cannot be resumed: remove ckpt_path or -m")
-        last = folder if is_given else last_run(folder.parent)
+        last = resumed_folder(folder) if is_given else last_run(folder.parent)
         if (last / "results.json").is_file() and not any(
             line.startswith("trainer.max_") for line in self.typed.overrides
         ):

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 from sparse_lightning import __version__
 from sparse_lightning.app.guide import group_guide, guide
@@ -13,7 +14,13 @@ from sparse_lightning.errors import SparseLightningError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: with 0, 2 for an invalid configuration, 130 after Ctrl-C."""
+    """Run the command line and exit.
+
+    The code is 0, 1 where a file cannot be written, 2 for an invalid configuration, 130 after Ctrl-C, and 143 after
+    SIGTERM.
+    """
+    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGINT, _exit)
     if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0":
         # Local rank 0 handles Ctrl-C, and stops the other ranks between two steps.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -26,6 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _exit(number: int, frame: FrameType | None) -> None:
+    """Exit at once, without a traceback: outside of training there is nothing to save."""
+    loaded = sys.modules.get("sparse_lightning.app.processes")
+    if loaded is not None:
+        loaded.end_others(0.0)
+    os.write(2, b"\nStopped.\n")
+    os._exit(128 + number)
+
+
 def answer(arguments: list[str]) -> int:
     """Run the command line with its arguments; return the exit code."""
     if "--help" in arguments or "-h" in arguments:
@@ -36,11 +52,13 @@ def answer(arguments: list[str]) -> int:
         print(f"sparse-lightning {__version__}")
         return 0
     # Hydra takes a second to import, which help does not need.
-    from sparse_lightning.app.job import print_error
+    from sparse_lightning.app.job import print_error, print_failure
     from sparse_lightning.app.launch import launch
 
     try:
         launch(arguments)
     except SparseLightningError as error:
         return print_error(error)
+    except OSError as error:
+        return print_failure(error)
     return 0

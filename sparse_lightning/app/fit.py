@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from sparse_lightning.app.factory import Factory
 from sparse_lightning.app.processes import watch
-from sparse_lightning.callbacks.interruption import Interrupted, Interruption
-from sparse_lightning.callbacks.saving import save
+from sparse_lightning.callbacks.interruption import Interruption
+from sparse_lightning.callbacks.saving import save, write_whole
 
 AS_DATA: dict[str, Any] = {"weights_only": True} if "weights_only" in signature(L.Trainer.fit).parameters else {}
 """The argument by which Lightning, from 2.6 on, loads a checkpoint as data; `check_checkpoint` has read it before."""
@@ -33,6 +33,7 @@ class Fit:
         self._interruption = Interruption()
         self._seed = factory.seed
         self.trainer = factory.trainer([*callbacks, self._checkpoints, self._interruption])
+        write_whole(self.trainer)
 
     def fit(
         self,
@@ -45,7 +46,7 @@ class Fit:
         """Train, and write checkpoints to a folder inside of `folder`.
 
         Raises:
-            Interrupted: after Ctrl-C.
+            Interrupted: after Ctrl-C or SIGTERM.
         """
         checkpoints = (folder / "checkpoints").resolve()
         self._checkpoints.dirpath, self._interruption.file = str(checkpoints), checkpoints / "interrupted.ckpt"
@@ -56,7 +57,7 @@ class Fit:
             self.trainer.fit(model, data, ckpt_path=ckpt_path, **AS_DATA)
         except (SystemExit, KeyboardInterrupt):
             if self._interruption.was_requested:
-                raise Interrupted from None
+                raise self._interruption.interrupted() from None
             raise
         finally:
             watch(self.trainer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
@@ -25,8 +26,14 @@ from sparse_lightning.errors import SparseLightningError
 if TYPE_CHECKING:
     from sparse_lightning.app.run import PreparedRun
 
-BAD_CONFIG, INTERRUPTED = 2, 130
-"""Exit codes."""
+FAILED, BAD_CONFIG = 1, 2
+"""Exit codes; a run that a signal has stopped exits with 128 and its number."""
+
+_OF_FILES = (
+    errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO, errno.EISDIR, errno.ENAMETOOLONG,
+    errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
+)  # fmt: skip
+"""What a disk or a folder may refuse; other errors of the system are reported with their traceback."""
 
 LONGEST = 2_000
 """Characters of the message of an error: a value in it may be of any length."""
@@ -58,8 +65,10 @@ class Job:
             result = self._prepared(composed).train()
         except SparseLightningError as error:
             raise SystemExit(print_error(error)) from error
-        except Interrupted:
-            raise SystemExit(_stopped(composed)) from None
+        except Interrupted as stopped:
+            raise SystemExit(_stopped(composed, stopped.exit_code)) from None
+        except OSError as error:
+            raise SystemExit(print_failure(error)) from None
         if is_rank_zero():
             folder = os.path.relpath(result.folder)
             print(f"\n{result.table}\n\nAll files are in {folder}\nReport: {os.path.join(folder, 'report.html')}")
@@ -79,7 +88,7 @@ class Job:
         return found if found.config["folder"] == folder else found.moved_to(composed.plain(folder))
 
 
-def _stopped(composed: Composed) -> int:
+def _stopped(composed: Composed, exit_code: int) -> int:
     """Print how to resume, on rank 0; return the exit code."""
     if not is_rank_zero():
         return 0
@@ -87,7 +96,7 @@ def _stopped(composed: Composed) -> int:
     word = ["trust_checkpoint=true"] if has_shards(Path(composed.hydra.runtime.output_dir)) else []
     again = shlex.join([*typed, "ckpt_path=last", *word])
     print(f"\nStopped. To resume: sparse-lightning {again}", file=sys.stderr)
-    return INTERRUPTED
+    return exit_code
 
 
 def print_error(error: SparseLightningError) -> int:
@@ -102,3 +111,20 @@ def print_error(error: SparseLightningError) -> int:
     else:
         await_rank_zero()
     return BAD_CONFIG
+
+
+def print_failure(error: OSError) -> int:
+    """Print, on rank 0, which file cannot be written or read, and why; return the exit code.
+
+    Raises:
+        OSError: the error itself if it is not about a file, or `HYDRA_FULL_ERROR=1` requests the traceback.
+    """
+    if os.environ.get("HYDRA_FULL_ERROR") == "1" or error.errno not in _OF_FILES:
+        raise error
+    if is_rank_zero():
+        file = error.filename2 or error.filename or "a file of the run"
+        advice = "Check permissions and free space, then resume by ckpt_path=last"
+        print(f"sparse-lightning: {file}: {error.strerror}. {advice}", file=sys.stderr)
+    else:
+        await_rank_zero()
+    return FAILED

@@ -24,10 +24,11 @@ from omegaconf import DictConfig
 
 from sparse_lightning.app import catalog
 from sparse_lightning.app.checked import check_runs
+from sparse_lightning.app.folders import make_folder
 from sparse_lightning.app.job import Job
 from sparse_lightning.app.rank_zero import is_rank_zero
 from sparse_lightning.app.renamed_keys import accept_old_keys
-from sparse_lightning.compat.hydra import argument_parser
+from sparse_lightning.compat.hydra import argument_parser, raising_errors
 from sparse_lightning.errors import ConfigError
 
 
@@ -51,6 +52,8 @@ def launch(arguments: list[str]) -> None:
     prepared = prepare_runs(checked)
     extra = [] if options.config_dir is None else ["--config-dir", options.config_dir]
     mode = ["--multirun"] if checked.is_sweep else []
+    if is_rank_zero():
+        make_folder(prepared.folder)
     with together(prepared.folder):
         job = Job(checked.typed, prepared.take)
         _run_hydra([*mode, *extra, *overrides, *prepared.overrides()], job)
@@ -63,6 +66,7 @@ def _run_hydra(arguments: Sequence[str], task: Callable[[DictConfig], Any]) -> N
     before = sys.argv
     sys.argv = [before[0], *arguments]
     try:
-        hydra.main(version_base="1.3", config_path=str(catalog.CONF.resolve()), config_name="config")(task)()
+        with raising_errors():
+            hydra.main(version_base="1.3", config_path=str(catalog.CONF.resolve()), config_name="config")(task)()
     finally:
         sys.argv = before

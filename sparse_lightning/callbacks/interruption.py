@@ -1,4 +1,4 @@
-"""Interruption: stop a run on Ctrl-C between two steps, with a checkpoint."""
+"""Interruption: stop a run on Ctrl-C or SIGTERM between two steps, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,36 +18,69 @@ SYNC_EVERY = 10
 
 
 class Interrupted(Exception):
-    """The run was stopped by Ctrl-C; its last checkpoint can be resumed."""
+    """The run was stopped by a signal; its last checkpoint can be resumed.
+
+    Args:
+        number: the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a program that a signal ends: 130 for SIGINT, 143 for SIGTERM."""
+        return 128 + self.number
 
 
 class Interruption(L.Callback):
-    """Save a checkpoint and stop on SIGINT, at the end of the current step.
+    """Save a checkpoint and stop on SIGINT or SIGTERM, at the end of the current step.
 
-    A second Ctrl-C stops at once. The previous signal handler is restored after the fit. With several processes, rank
-    0 of each machine handles the signal, and all ranks stop after the same step, a few batches later.
+    A second Ctrl-C stops at once. The previous signal handlers are restored after the fit. With several processes,
+    rank 0 of each machine handles SIGINT and every rank SIGTERM, and all ranks stop after the same step, a few batches
+    later.
 
     Args:
         file: where to write the checkpoint; set it before the fit if it is not known yet.
 
     Attributes:
-        was_requested: whether SIGINT has been received.
+        received: the signal that has been received; None for none.
     """
 
     def __init__(self, file: Path = Path("interrupted.ckpt")) -> None:
         self.file = file
-        self.was_requested = False
-        self._before: Any = None
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Handle SIGINT on local rank 0; ignore it on the others, which receive it as well."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, signal.SIG_IGN if trainer.local_rank else self._request)
+    @property
+    def was_requested(self) -> bool:
+        """Whether a signal has been received."""
+        return self.received is not None
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Handle signals: from here on there is something to save, and Lightning has set its own handlers."""
+        self._handle(trainer)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Handle signals, if there was no sanity check."""
+        self._handle(trainer)
+
+    def _handle(self, trainer: L.Trainer) -> None:
+        """Handle SIGTERM, and SIGINT on local rank 0; the others receive SIGINT as well, and ignore it."""
+        if self._before or threading.current_thread() is not threading.main_thread():
+            return
+        ours = {signal.SIGINT: signal.SIG_IGN if trainer.local_rank else self._request, signal.SIGTERM: self._request}
+        self._before = {int(number): signal.signal(number, handler) for number, handler in ours.items()}
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        if self.was_requested:
+        if self.was_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.was_requested = True
+        self.received = number
+
+    def interrupted(self) -> Interrupted:
+        """Return what to raise; a rank that has received nothing itself stops because of SIGTERM on another."""
+        return Interrupted(signal.SIGTERM if self.received is None else self.received)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -57,32 +90,32 @@ class Interruption(L.Callback):
             return
         if _any_rank(trainer, self.was_requested):
             save(trainer, self.file)
-            raise Interrupted
+            raise self.interrupted()
 
     def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         """Stop, if this is the only process; the run resumes from the last checkpoint."""
         if self.was_requested and trainer.world_size == 1:
-            raise Interrupted
+            raise self.interrupted()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save and stop; ranks may have different numbers of batches, but all of them reach the end."""
         if _any_rank(trainer, self.was_requested):
             if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
                 save(trainer, self.file)
-            raise Interrupted
+            raise self.interrupted()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Restore the signal handler."""
+        """Restore the signal handlers."""
         self._restore()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Restore the signal handler."""
+        """Restore the signal handlers."""
         self._restore()
 
     def _restore(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
 
 def _any_rank(trainer: L.Trainer, here: bool) -> bool:

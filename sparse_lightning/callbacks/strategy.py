@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+from typing import Any
+
 from lightning.pytorch.strategies import ModelParallelStrategy
 
+from sparse_lightning.callbacks.saving import partial_path
 from sparse_lightning.compat.lightning import set_mesh_sizes
 from sparse_lightning.errors import SparseLightningError
 
@@ -35,6 +40,7 @@ class Sharded(ModelParallelStrategy):
             )
         super().__init__("auto", tensor_parallel_size, save_distributed_checkpoint, process_group_backend)
         self.tensor_parallel_size = tensor_parallel_size
+        self.save_distributed_checkpoint = save_distributed_checkpoint
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -56,3 +62,19 @@ class Sharded(ModelParallelStrategy):
         # Lightning resolves "auto" to the number of nodes.
         set_mesh_sizes(self, *self.sizes)
         super().setup_environment()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        """Write a checkpoint; shards are written to a folder beside its place, which is moved when all are there."""
+        if not self.save_distributed_checkpoint:
+            return super().save_checkpoint(checkpoint, filepath, storage_options)
+        path = Path(self.broadcast(str(filepath)))
+        part = partial_path(path)
+        if self.is_global_zero:
+            shutil.rmtree(part, ignore_errors=True)
+        self.barrier("sparse_lightning.before_shards")
+        super().save_checkpoint(checkpoint, part, storage_options)
+        self.barrier("sparse_lightning.after_shards")
+        if self.is_global_zero:
+            shutil.rmtree(path, ignore_errors=True)
+            part.replace(path)
+        self.barrier("sparse_lightning.moved_shards")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hydra._internal import utils
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import get_args_parser
 from hydra.core.plugins import Plugins
@@ -19,6 +20,17 @@ CORE_PLUGINS = "hydra._internal.core_plugins"
 def argument_parser() -> ArgumentParser:
     """Return the parser of Hydra's own command line: flags such as `--multirun`, then overrides."""
     return get_args_parser()
+
+
+@contextmanager
+def raising_errors() -> Iterator[None]:
+    """Let `hydra.main` raise the errors of a program, while the context lasts; otherwise it prints them and exits."""
+    before = utils.is_under_debugger
+    utils.is_under_debugger = lambda: True
+    try:
+        yield
+    finally:
+        utils.is_under_debugger = before
 
 
 @contextmanager
