@@ -50,11 +50,12 @@ if TYPE_CHECKING:
         SparsityError,
     )
     from sparse_lightning.flow import Criterion, InputNorms, Load, Save, Scorer, State
+    from sparse_lightning.graph import couplings
     from sparse_lightning.kernels.nm_select import nm_select
     from sparse_lightning.layout import Layout
     from sparse_lightning.methods import SET, Gradual, Proximal, PruneOnce, RigL, Soft
     from sparse_lightning.metrics import BlockSparsity, MaskChurn, MaskOverlap
-    from sparse_lightning.patterns import NM, Blocks, Custom, Filters, Heads, Neurons, Strided, check_pruned
+    from sparse_lightning.patterns import NM, Blocks, Coupled, Custom, Filters, Heads, Neurons, Strided, check_pruned
     from sparse_lightning.schedules import Constant, Cosine, Cubic, Cyclic, Exponential, Join, Linear, OneShot, Steps
     from sparse_lightning.tiles import TileLinear, tiled
 
@@ -77,6 +78,7 @@ __all__ = [
     "Constant",
     "CopyWarning",
     "Cosine",
+    "Coupled",
     "CouplingError",
     "Criterion",
     "Cubic",
@@ -135,6 +137,7 @@ __all__ = [
     "Wanda",
     "check_pruned",
     "copy_",
+    "couplings",
     "draw",
     "empty_strided",
     "nm_select",
@@ -149,7 +152,8 @@ _HOMES = {
     "engine.prune": ["prune"],
     "compensation": ["Refit"],
     # Which weights form blocks
-    "patterns": ["NM", "Blocks", "Custom", "Filters", "Heads", "Neurons", "Strided", "check_pruned"],
+    "patterns": ["NM", "Blocks", "Coupled", "Custom", "Filters", "Heads", "Neurons", "Strided", "check_pruned"],
+    "graph": ["couplings"],
     # When, how many, which
     "schedules": ["Constant", "Cosine", "Cubic", "Cyclic", "Exponential", "Join", "Linear", "OneShot", "Steps"],
     "budgets": ["ERK", "LAMP", "Global", "Uniform"],

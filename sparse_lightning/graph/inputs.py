@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparse_lightning.compat.torch import map_leaves
+from sparse_lightning.compat.torch import leaves, map_leaves
 from sparse_lightning.errors import CouplingError
 
 Inputs = tuple[Any, ...] | Mapping[str, Any] | Tensor | None
@@ -69,6 +69,13 @@ class ExampleInputs:
     def doubled(self) -> ExampleInputs:
         """Return floating-point inputs as float64."""
         return self._changed(lambda t: t.double() if t.is_floating_point() else t)
+
+    def repeated(self) -> ExampleInputs:
+        """Return a batch of two for a batch of one example; other batches as they are."""
+        tensors = [item for item in leaves((self.args, self.kwargs)) if isinstance(item, Tensor) and item.ndim]
+        if any(tensor.shape[0] != 1 for tensor in tensors):
+            return self
+        return self._changed(lambda t: t.expand(2, *t.shape[1:]).clone() if t.ndim else t)
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> ExampleInputs:
         made = map_leaves(lambda item: change(item) if isinstance(item, Tensor) else item, (self.args, self.kwargs))

@@ -43,19 +43,23 @@ def trace(model: nn.Module, inputs: Inputs = None) -> TracedModel:
     bare = skeleton(model)
     first = next(iter(bare.parameters()), None)
     placed = given.without_cache(bare).on(torch.device("cpu") if first is None else first.device)
-    program = _exported(type(model).__name__, bare, placed)
+    used, program = _exported(type(model).__name__, bare, placed)
     if any(_writes(node) for node in program.graph.nodes):
         program = program.run_decompositions({})
-    return TracedModel(bare, placed, program)
+    return TracedModel(bare, used, program)
 
 
-def _exported(name: str, model: nn.Module, inputs: ExampleInputs) -> ExportedProgram:
-    """Export with as many dynamic dimensions as the model allows: batch and sequence, batch, or none."""
-    for depth in (2, 1, 0):
-        shapes = inputs.dynamic_shapes(depth) if depth else None
+def _exported(name: str, model: nn.Module, inputs: ExampleInputs) -> tuple[ExampleInputs, ExportedProgram]:
+    """Export with as many dynamic dimensions as the model allows: batch and sequence, batch, or none.
+
+    A batch of one example is traced as a batch of two, as torch.export takes a size of 1 as fixed.
+    """
+    for used, depth in ((inputs.repeated(), 2), (inputs.repeated(), 1), (inputs, 0)):
+        shapes = used.dynamic_shapes(depth) if depth else None
         try:
             with _quiet(), torch.enable_grad(), _without_fast_path():
-                return torch.export.export(model, inputs.args, inputs.kwargs, dynamic_shapes=shapes, strict=False)
+                program = torch.export.export(model, used.args, used.kwargs, dynamic_shapes=shapes, strict=False)
+                return used, program
         except Exception as error:  # torch.export raises errors of many kinds, those of the model's code included
             reason = error
     raise CouplingError(

@@ -63,7 +63,7 @@ class HuggingFace(LanguageModel):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids `(batch, tokens)` → logits of the next ones `(batch, tokens, vocabulary)`."""
-        if self._unread is not None:
+        if self._unread is not None and not torch.compiler.is_compiling():
             self.configure_model()
         logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
         return logits

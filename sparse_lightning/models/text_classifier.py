@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ class TextClassifier(Classifier):
         self.encoder: Any = _small_bert(transformers) if path is None else _pretrained(transformers, path)
         self.head = nn.Linear(self.encoder.config.hidden_size, classes)
         self.head_lr = head_lr
+        self.example_input_array = torch.ones(1, 2, 16, dtype=torch.int64, device="cpu")
 
     def forward(self, texts: Tensor) -> Tensor:
         """Token ids and masks `(batch, 2, tokens)` → logits `(batch, classes)`."""

@@ -6,6 +6,7 @@ from sparse_lightning.patterns.blocks import NM, Blocks
 from sparse_lightning.patterns.check import check_pruned
 from sparse_lightning.patterns.claims import resolve
 from sparse_lightning.patterns.custom import Custom
+from sparse_lightning.patterns.families import Coupled
 from sparse_lightning.patterns.filters import Filters
 from sparse_lightning.patterns.given import PatternLike, Patterns, as_list
 from sparse_lightning.patterns.heads import Heads
@@ -18,6 +19,7 @@ __all__ = [
     "NM",
     "Attachment",
     "Blocks",
+    "Coupled",
     "Custom",
     "Filters",
     "Heads",

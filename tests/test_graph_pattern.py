@@ -1,0 +1,94 @@
+"""Coupled: the families of the traced model as a pattern."""
+
+from __future__ import annotations
+
+import lightning as L
+import pytest
+import torch
+from graph_models import PLAIN, VECTORS
+from torch import nn
+from torch.utils.data import DataLoader
+
+from sparse_lightning import Constant, Coupled, Filters, Heads, Neurons, PatternError, SparsityCallback
+from sparse_lightning.models import GPT, DigitsConv, DigitsViT
+from sparse_lightning.patterns import Pattern, resolve
+from sparse_lightning.patterns.names import Names
+
+SMALL = {
+    "vit": lambda: DigitsViT(width=16, depth=2),
+    "conv": lambda: DigitsConv(width=8, hidden=12, depth=2),
+    "gpt": lambda: GPT(width=16, depth=2, heads=4, context=16),
+}
+
+
+def elements(pattern: Pattern, model: nn.Module) -> dict[frozenset[tuple[str, int]], str]:
+    """The elements of each block, as names of parameters with offsets, and the scope they are in."""
+    names = Names(model)
+    found = {}
+    for attachment in resolve([pattern], model):
+        [block] = attachment.scope.blocks()
+        parts = []
+        for spec in block.blocks():
+            offsets = torch.arange(spec.param.numel())
+            storage = spec.view.layout.on(offsets)
+            parts.append([{(names.name_of(spec.param), int(i)) for i in row.flatten()} for row in storage])
+        for unit in zip(*parts, strict=True):
+            found[frozenset().union(*unit)] = attachment.name
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "coupled", "written"),
+    [
+        ("vit", Coupled("* (heads)"), Heads("*.attn")),
+        ("vit", Coupled("* (units)"), Neurons("*.up", "*.down")),
+        ("gpt", Coupled("*.attn.*"), Heads("*.attn")),
+        ("conv", Coupled("*.conv1 (channels)"), Filters("*.conv1", norm="*.norm1", into="*.conv2")),
+    ],
+    ids=["heads", "neurons", "fused heads", "filters"],
+)  # fmt: skip
+def test_units_have_the_elements_of_the_hand_written_patterns(model, coupled, written):
+    built = SMALL[model]()
+    assert elements(coupled, built).keys() == elements(written, built).keys()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_coupled_trains_a_recipe_model_to_the_requested_sparsity(name):
+    torch.manual_seed(0)
+    model = SMALL[name]()
+    images = torch.randn(8, 1, 8, 8), torch.randint(0, 10, (8,))
+    batch = torch.randint(0, 200, (4, 12)) if name == "gpt" else images
+    pruning = SparsityCallback(patterns=[Coupled()], schedule=Constant(0.5))
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    quiet["limit_val_batches"] = 0
+    trainer = L.Trainer(max_steps=6, callbacks=[pruning], accelerator="cpu", logger=False, **quiet)
+    trainer.fit(model, DataLoader([batch] * 6, batch_size=None), DataLoader([batch], batch_size=None))
+    for attachment in resolve([Coupled()], model):
+        [block] = attachment.scope.blocks()
+        assert int((block.norms(p=float("inf")) == 0).sum()) == block.numblk() // 2, attachment.name
+
+
+def test_families_are_chosen_by_their_names_and_by_those_of_parameters():
+    model = SMALL["vit"]()
+    names = [made.name for made in resolve([Coupled(exclude="blocks.1.*")], model)]
+    assert names == ["blocks.0.attn (heads)", "blocks.0.mlp (units)"]
+    assert [made.name for made in resolve([Coupled("*.mlp.up.weight", exclude="blocks.0*")], model)] == [
+        "blocks.1.mlp (units)"
+    ]
+    with pytest.raises(PatternError, match=r"Coupled\(match='\*.mpl'\) matches no family"):
+        resolve([Coupled("*.mpl")], model)
+
+
+def test_a_model_without_removable_units_is_an_error_with_the_reasons():
+    with pytest.raises(PatternError, match="finds no units that can be removed: output: it is an output of the model"):
+        resolve([Coupled(inputs=(VECTORS,))], nn.Linear(4, 4))
+    assert str(Coupled(inputs=(VECTORS,))) == "Coupled()"
+
+
+def test_inputs_may_be_those_of_the_model():
+    case = PLAIN["mlp"]
+    model = case.build()
+    with pytest.raises(PatternError, match="has no example inputs"):
+        resolve([Coupled()], model)
+    model.example_input_array = VECTORS
+    assert len(resolve([Coupled()], model)) == 2
