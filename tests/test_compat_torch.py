@@ -133,3 +133,12 @@ def test_module_keeps_hooks_submodules_parameters_and_buffers_in_these_attribute
     compat.fill_copy(batch_norm, model[1], lambda child: child, torch.clone)
     assert batch_norm.running_var is not model[1].running_var
     assert batch_norm.weight is not model[1].weight
+
+
+def test_parameters_and_modules_of_a_module():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+    found = compat.slots(model, {id(model[1][0].bias)})
+    assert [key for _, key in found] == ["1", "0", "bias"]
+    assert [holder[key] for holder, key in found] == [model[1], model[1][0], model[1][0].bias]
+    model[1][0].bias = new = nn.Parameter(torch.ones(2))
+    assert found[-1][0]["bias"] is new, "the dict is live"

@@ -118,6 +118,21 @@ def multiply_all_(tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
     torch._foreach_mul_(list(tensors), list(factors))
 
 
+def slots(model: nn.Module, wanted: set[int]) -> list[tuple[dict[str, Any], str]]:
+    """Return where some parameters of a model, by their ids, and the modules on the way to them are held: dict and key.
+
+    Private: `nn.Module._parameters` and `nn.Module._modules`.
+    """
+    found: list[tuple[dict[str, Any], str]] = []
+    for key, param in model._parameters.items():
+        if id(param) in wanted:
+            found.append((model._parameters, key))
+    for key, module in model._modules.items():
+        inner = [] if module is None else slots(module, wanted)
+        found += [(model._modules, key), *inner] if inner else []
+    return found
+
+
 def version(tensor: Tensor) -> int:
     """Return a number that each change of a tensor in place increases; 0 for tensors of inference mode."""
     return 0 if tensor.is_inference() else int(tensor._version)

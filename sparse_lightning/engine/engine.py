@@ -36,6 +36,7 @@ from sparse_lightning.engine.optimizer_reset import check_can_restart, is_rehear
 from sparse_lightning.engine.other_steps import OtherSteps, check_held
 from sparse_lightning.engine.ranks import agree
 from sparse_lightning.engine.regrowth import check_can_grow, with_random_ties
+from sparse_lightning.engine.replaced import Replaced
 from sparse_lightning.engine.scoring import Scores, Scoring
 from sparse_lightning.engine.shortfall import shortfall
 from sparse_lightning.errors import PatternError
@@ -83,6 +84,7 @@ class Engine:
         self._grown = GrownBlocks(self.scopes, self.configuration.seed)
         self.scoring = Scoring(self.configuration, self.scopes, model, self._optimizers, self._compensating(model))
         self._others = OtherSteps(self.scopes)
+        self._replaced = Replaced(model, {self._names[id(param)]: param for param in self._parameters()})
         self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
         self._handles += [optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers]
 
@@ -126,6 +128,10 @@ class Engine:
     def final_target(self) -> float:
         """The target sparsity at the end of the schedule."""
         return self.schedule(self.schedule.span[1])
+
+    def check_not_replaced(self) -> None:
+        """Raise an error if a parameter of the model is not the attached one any more."""
+        self._replaced.check()
 
     def final_sparsities(self) -> dict[str, str]:
         """Return the final sparsity of each scope as text; "shared" where scores split one target over several."""
@@ -202,6 +208,7 @@ class Engine:
         if self._buffer.is_pruned:
             hold.fill(self._buffer.flat)
         if optimizer is self._leader():
+            self._replaced.check_some()
             self.step += 1
             self._others.reset()
             self.scoring.at_step(self.step)
@@ -237,6 +244,7 @@ class Engine:
 
     def update_now(self) -> None:
         """Make one update at this step; it is postponed to the next step where scores cannot be computed."""
+        self._replaced.check()
         scores = self._score()
         if scores is not None:
             contexts = self._split_budget(scores)

@@ -221,10 +221,12 @@ class Sparsifier:
 
     def sparsity(self) -> float:
         """Return the fraction of weights in blocks that are zero, counted from the weights, each of them once."""
+        self._attached().check_not_replaced()
         return _zero_fraction(self._attached().scopes)
 
     def sparsities(self) -> dict[str, float]:
         """Return `sparsity` for each pattern."""
+        self._attached().check_not_replaced()
         scopes = self._attached().scopes
         patterns = dict.fromkeys(scope.pattern for scope in scopes)
         return {name: _zero_fraction(scope for scope in scopes if scope.pattern == name) for name in patterns}
