@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -93,7 +95,9 @@ class TileLinear(nn.Module):
                 f"inputs of shape {tuple(input.shape)} do not fit a layer with {self.in_features} input features: the "
                 "last dimension must be that number"
             )
-        return tile_linear(input, self.tiles, self.pointers, self.columns, self.bias, self.out_features)
+        # Not by attributes: that takes longer than the rest of this function.
+        own: dict[str, Any] = self._buffers
+        return tile_linear(input, own["tiles"], own["pointers"], own["columns"], own["bias"], self.out_features)
 
     def extra_repr(self) -> str:
         """Return the sizes that `print(model)` shows."""

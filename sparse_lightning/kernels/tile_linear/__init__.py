@@ -41,7 +41,7 @@ def tile_linear(
         >>> tile_linear(torch.arange(4.0), tiles, pointers, torch.tensor([1], dtype=torch.int32), None, 4)
         tensor([0., 0., 5., 5.])
     """
-    device = inputs.device.type
+    device = "cpu" if inputs.is_cpu else inputs.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         inputs, tiles, bias = inputs.to(dtype), tiles.to(dtype), None if bias is None else bias.to(dtype)

@@ -26,7 +26,7 @@ using torch::stable::Tensor;
 
 constexpr int64_t DIRECT = 4;        // rows up to which the inputs are read where they are
 constexpr int64_t PADDING = 16;      // elements between copied rows: a power of two would make them share cache lines
-constexpr int64_t SERIAL = 1 << 19;  // products up to which one thread is enough: some ten microseconds
+constexpr int64_t SERIAL = 1 << 16;  // products up to which one thread is enough: a few microseconds
 constexpr int64_t GROUP = 48;        // rows that a thread computes at a time, a multiple of those in registers
 
 typedef float Floats __attribute__((vector_size(VECTOR)));
@@ -191,10 +191,12 @@ int64_t begin_of(const int32_t* pointers, int64_t tile_rows, int64_t part, int64
     return std::lower_bound(pointers, pointers + tile_rows, before) - pointers;
 }
 
-// Copies rows, widened to the type of the sums.
+// Copies a row, widened to the type of the sums.
 template <typename Type>
-void copy_row(const Type* from, typename Number<Type>::Sum* to, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = Number<Type>::widen(from[i]);
+void copy_row(const Type* inputs, int64_t row, const Layer<Type>& layer, typename Number<Type>::Sum* scratch) {
+    const Type* from = inputs + row * layer.in_features;
+    auto* to = scratch + row * layer.stride;
+    for (int64_t i = 0; i < layer.in_features; i++) to[i] = Number<Type>::widen(from[i]);
 }
 
 template <typename Type>
@@ -208,21 +210,26 @@ void run(Layer<Type> layer, const Type* inputs, int64_t rows, int threads) {
     if constexpr (std::is_same_v<Type, Sum>) layer.inputs = inputs;
     if (copied) layer.inputs = scratch.get();
     const int64_t groups = (rows + GROUP - 1) / GROUP;
-#pragma omp parallel num_threads(products > SERIAL ? threads : 1)
+    if (threads == 1 || products <= SERIAL) {
+        for (int64_t row = 0; copied && row < rows; row++) copy_row(inputs, row, layer, scratch.get());
+        for (int64_t row = 0; row < rows; row += GROUP)
+            for (int64_t t = 0; t < tile_rows; t++) compute_tile_row(layer, row, std::min(rows, row + GROUP), t);
+        return;
+    }
+#pragma omp parallel num_threads(threads)
     {
         if (copied) {
 #pragma omp for schedule(static)
-            for (int64_t row = 0; row < rows; row++)
-                copy_row(inputs + row * layer.in_features, scratch.get() + row * layer.stride, layer.in_features);
+            for (int64_t row = 0; row < rows; row++) copy_row(inputs, row, layer, scratch.get());
         }
         if (groups == 1 && tile_rows >= 4 * threads) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
             for (int part = 0; part < threads; part++)
                 for (int64_t t = begin_of(layer.pointers, tile_rows, part, threads);
                      t < begin_of(layer.pointers, tile_rows, part + 1, threads); t++)
                     compute_tile_row(layer, 0, rows, t);
         } else {
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
             for (int64_t i = 0; i < tile_rows * groups; i++) {
                 const int64_t row = i % groups * GROUP;
                 compute_tile_row(layer, row, std::min(rows, row + GROUP), i / groups);
@@ -276,13 +283,28 @@ void check(const Tensor& inputs, const Tensor& tiles, const Tensor& pointers, co
     STD_TORCH_CHECK(inside, "tile_linear: pointers or columns lie outside of the matrix");
 }
 
+// By the C function: the operator `new_empty` takes as long as a small layer.
+Tensor empty_outputs(const Tensor& inputs, int64_t out_features) {
+    const auto sizes = inputs.sizes();
+    std::vector<int64_t> shape(sizes.begin(), sizes.end()), strides(sizes.size());
+    shape.back() = out_features;
+    int64_t stride = 1;
+    for (int64_t d = inputs.dim() - 1; d >= 0; d--) {
+        strides[d] = stride;
+        stride *= std::max<int64_t>(shape[d], 1);
+    }
+    int32_t dtype;
+    AtenTensorHandle outputs;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(inputs.get(), &dtype));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(inputs.dim(), shape.data(), strides.data(), dtype,
+                                                    aoti_torch_device_type_cpu(), 0, &outputs));
+    return Tensor(outputs);
+}
+
 Tensor tile_linear(const Tensor inputs, const Tensor tiles, const Tensor pointers, const Tensor columns,
                    const std::optional<Tensor> bias, int64_t out_features) {
     check(inputs, tiles, pointers, columns, bias, out_features);
-    const auto sizes = inputs.sizes();
-    std::vector<int64_t> shape(sizes.begin(), sizes.end());
-    shape.back() = out_features;
-    Tensor outputs = torch::stable::new_empty(inputs, shape);
+    Tensor outputs = empty_outputs(inputs, out_features);
     const int threads = static_cast<int>(torch::stable::get_num_threads());
     const auto call = [&](auto type) {
         run_typed<decltype(type)>(inputs, tiles, pointers, columns, bias, out_features, outputs, threads);

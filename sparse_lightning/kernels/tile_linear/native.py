@@ -6,6 +6,7 @@ costs what one of `F.linear` costs. It is written against the stable interface o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from sparse_lightning.kernels.native import library, torch_options
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
-LANES = {torch.float64: 8, torch.float32: 16, torch.bfloat16: 16, torch.float16: 16}
-"""The outputs of a tile are a multiple of this number, for each dtype: those of the widest register."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+LANES = 16
+"""The outputs of a tile are a multiple of this number: those of the widest register."""
 
 CAPABILITIES = ("AVX2", "AVX512")
 """The vector instructions of CPUs that the kernel is written for, as torch names them."""
@@ -28,9 +31,7 @@ OLDEST = (2, 10)
 
 def takes(inputs: Tensor, tiles: Tensor) -> bool:
     """Whether the kernel runs on these tensors; it is built where that has not happened yet."""
-    if inputs.device.type != "cpu" or tiles.shape[2] % LANES.get(inputs.dtype, tiles.shape[2] + 1):
-        return False
-    return is_available()
+    return inputs.is_cpu and tiles.shape[2] % LANES == 0 and inputs.dtype in DTYPES and is_available()
 
 
 @cache
@@ -50,10 +51,14 @@ def tile_linear(
 ) -> Tensor:
     """Return the outputs; see `reference.tile_linear`. `takes` was checked."""
     contiguous = inputs if inputs.is_contiguous() else inputs.contiguous()
-    outputs: Tensor = torch.ops.sparse_lightning_cpu.tile_linear.default(
-        contiguous, tiles, pointers, columns, bias, out_features
-    )
+    outputs: Tensor = _operator()(contiguous, tiles, pointers, columns, bias, out_features)
     return outputs
+
+
+@cache
+def _operator() -> Callable[..., Tensor]:
+    found: Callable[..., Tensor] = torch.ops.sparse_lightning_cpu.tile_linear.default
+    return found
 
 
 def fake(
