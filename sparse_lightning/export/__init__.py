@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from sparse_lightning.export.blocks import KeptBlocks
 from sparse_lightning.export.exporter import Exporter
+from sparse_lightning.export.semi_structured import SemiStructured
 from sparse_lightning.export.tiled import Tiled
 from sparse_lightning.export.weights import Weights
 from sparse_lightning.renamed import renamed_names
 
-__all__ = ["Exporter", "KeptBlocks", "Tiled", "Weights"]
+__all__ = ["Exporter", "KeptBlocks", "SemiStructured", "Tiled", "Weights"]
 
 __getattr__ = renamed_names(__name__, Blocks="KeptBlocks")
