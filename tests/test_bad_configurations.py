@@ -53,7 +53,7 @@ BAD = {
     "pattern.blocks.edge=cut": "pattern.blocks.edge: 'cut' is not 'error' or 'partial'",
     "~pattern.blocks": "pattern: no pattern is set: choose pattern=blocks",
     "model.hidden=wide": "model.hidden: 'wide' is not int",
-    "model._target_=torch.nn.Linear": "model.optimizer: Linear takes no 'optimizer'",
+    "model._target_=torch.nn.Linear": "model.hidden: Linear takes no 'hidden': there are 'in_features', 'out_features'",
     "model=gpt": "model.context: Interpolation key 'data.context' not found",
     "trainer.max_epochs=many": "trainer.max_epochs: 'many' is not int or null",
     "trainer.accelerator=abacus": "accelerator='abacus'",

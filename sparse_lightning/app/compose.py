@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sparse_lightning.app import catalog
 from sparse_lightning.app.arguments import parameters_of
 from sparse_lightning.app.growth import limited_growth
+from sparse_lightning.app.new_targets import drop_replaced
 from sparse_lightning.app.overrides import parsed
 from sparse_lightning.app.renamed_keys import with_new_keys
 from sparse_lightning.app.stale_overrides import without_stale_overrides
@@ -76,6 +77,7 @@ class Composed:
         config = self.config.copy()
         OmegaConf.set_struct(config, False)
         config.folder = str(folder)
+        drop_replaced(config, self.hydra, self.overrides)
         found = self._resolving(lambda: _plain(config))
         return without_stale_overrides(with_new_keys(found, self.overrides), self.overrides)
 

@@ -182,7 +182,11 @@ def locate(target: Target) -> Any:
     thing: Any = import_module(parts[0]) if _exists(parts[0]) else None
     for i, part in enumerate(parts[1:], start=1):
         if not isinstance(thing, ModuleType):
-            raise target.not_allowed(f"{'.'.join(parts[:i])} is not an installed module")
+            module = ".".join(parts[:i])
+            raise target.not_allowed(
+                f"{module} is not an installed module. Install it, or add its folder to PYTHONPATH, as in "
+                "PYTHONPATH=. sparse-lightning …"
+            )
         thing = _member(thing, ".".join(parts[: i + 1]), part, target)
     return thing
 
