@@ -99,22 +99,49 @@ def test_a_loaded_state_comes_before_first_masks():
     assert all(torch.equal(again.masks[name], mask) for name, mask in ours.masks.items())
 
 
+def with_gradients(net):
+    for param in net.parameters():
+        param.grad = torch.ones_like(param)
+    return net
+
+
 def test_zeros_that_are_not_held_are_warned_about():
-    net, _ = pruned(TILES)
+    net = with_gradients(pruned(TILES)[0])
+    ours, optimizer = Sparsifier(TILES, Cubic(0.75)), torch.optim.SGD(net.parameters(), lr=0.1)
+    ours.attach(net, optimizer, total_steps=9)
     with pytest.warns(
         UserWarning, match=rf"16 of 32 blocks of up\.weight, 8 of 16 blocks of down\.weight are {NOT_HELD}"
     ):
-        Sparsifier(TILES, Cubic(0.75)).attach(net, torch.optim.SGD(net.parameters(), lr=0.1), total_steps=9)
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+
+
+def test_zeros_are_held_by_a_state_that_is_loaded_after_attaching():
+    """As in Lightning with FSDP2."""
+    net, ours = Net(), Sparsifier(TILES, 0.5)
+    train(net, ours)
+    with_gradients(net)
+    state = ours.state_dict()
+    again, optimizer = Sparsifier(TILES, 0.5), torch.optim.SGD(net.parameters(), lr=0.1)
+    again.attach(net, optimizer)
+    again.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
 
 
 def test_zeros_that_no_pruning_made_are_not_warned_about():
     """A padding row of an embedding, and a layer that is initialised to zero."""
     net = nn.Sequential(nn.Embedding(8, 4, padding_idx=0), nn.Linear(4, 8))
-    nn.init.zeros_(net[1].weight)
+    nn.init.zeros_(with_gradients(net)[1].weight)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ours = Sparsifier([Blocks("0.weight", (1, -1)), Blocks("1.weight", (2, 2))], 0.5)
-        ours.attach(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        ours.attach(net, optimizer)
+        optimizer.step()
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from sparse_lightning.engine import masks as packed
 from sparse_lightning.engine.compensating import Compensating
 from sparse_lightning.engine.configuration import NEVER, Configuration, Update
 from sparse_lightning.engine.defaults import resolved
+from sparse_lightning.engine.first_masks import warn_of_zeros
 from sparse_lightning.engine.grown import GrownBlocks
 from sparse_lightning.engine.hold import Hold
 from sparse_lightning.engine.masked_scope import MaskedScope
@@ -64,6 +65,7 @@ class Engine:
         self.step, self.last_update = 0, NEVER
         self._observed = NEVER.step
         self._is_owed = self._joined_late = False
+        self._starts_dense = True
         self._acts_after_steps = type(configuration.method).after_step is not Method.after_step
         self._optimizers = [innermost(optimizer) for optimizer in optimizers]
         names = Names(model)
@@ -191,6 +193,10 @@ class Engine:
             self._look_for_others()
 
     def _look_for_others(self) -> None:
+        # Not when it is attached: the state of a run that is resumed may be loaded after that.
+        if self._starts_dense and not self._buffer.is_pruned:
+            warn_of_zeros(self.scopes)
+        self._starts_dense = False
         self._others.before_step()
         if self._is_due() and self._buffer.is_pruned:
             self._others.before_update()
@@ -358,6 +364,7 @@ class Engine:
 
     def start_with(self, masks: Mapping[str, Tensor]) -> None:
         """Prune the blocks of masks, by name, before the first update."""
+        self._starts_dense = False
         self._buffer.replace(self._buffer.from_names(masks))
         self.hold()
 
@@ -387,6 +394,7 @@ class Engine:
         grids = {name: block.grid_shape for scope in self.scopes for name, block in scope.blocks.items()}
         masks = packed.unpack_all(state["masks"], grids)
         self.scoring.load_state_dict(state, self._names)
+        self._starts_dense = False
         self._buffer.replace(self._buffer.from_names(masks))
         for scope in self.scopes:
             memory = state["memory"].get(scope.name)

@@ -18,7 +18,7 @@ from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.configuration import Configuration, Update, masks_in, rewound
 from sparse_lightning.engine.defaults import in_force, resumed, warn_of_rhythm
 from sparse_lightning.engine.engine import Engine
-from sparse_lightning.engine.first_masks import FirstMasks, check_first_masks, first_masks, warn_of_zeros
+from sparse_lightning.engine.first_masks import FirstMasks, check_first_masks, first_masks
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.engine.ranks import is_rank_zero
 from sparse_lightning.engine.short_forms import as_budget, as_compensation, as_criterion, as_method, as_schedule
@@ -151,8 +151,6 @@ class Sparsifier:
             engine.load_state_dict(self._pending)
         elif self._first_masks is not None:
             engine.start_with(first_masks(self._first_masks, engine.scopes))
-        else:
-            warn_of_zeros(engine.scopes)
 
     def detach(self) -> None:
         """Remove the hooks and leave the model as it is. Masks and state are kept for the next `attach`.
