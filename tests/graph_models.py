@@ -187,6 +187,12 @@ PLAIN = {
     "shuffle": Case(shuffle, (IMAGES,), {"a (channels)": 2}, {}),
     "fused": Case(lambda: interleaved("qkv"), (SEQUENCE,), {"qkv (heads)": 4}, {}),
     "interleaved": Case(lambda: interleaved("head"), (SEQUENCE,), {"qkv (heads)": 4}, {}),
+    "multihead attention": Case(
+        lambda: nn.TransformerEncoderLayer(16, 4, 24, batch_first=True),
+        (SEQUENCE,),
+        {"self_attn (heads)": 4, "linear1 (units)": 24},
+        {"norm1.weight": ("input", "")},
+    ),
     "dense experts": Case(dense_experts, (VECTORS,), {"up (experts)": 4, "up (units)": 6}, {"down": ("output", "")}),
     "tied": Case(tied, (TOKENS,), {"down (units)": 6, "up (units)": 8}, {"embed.weight": ("aten.embedding", "embed")}),
 }

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from sparse_lightning import Constant, Coupled, Filters, Heads, Neurons, PatternError, SparsityCallback
+from sparse_lightning.app.cli import answer
 from sparse_lightning.models import GPT, DigitsConv, DigitsViT
 from sparse_lightning.patterns import Pattern, resolve
 from sparse_lightning.patterns.names import Names
@@ -92,3 +93,12 @@ def test_inputs_may_be_those_of_the_model():
         resolve([Coupled()], model)
     model.example_input_array = VECTORS
     assert len(resolve([Coupled()], model)) == 2
+
+
+def test_the_command_line_prints_the_units_of_a_recipe_without_training(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert answer(["--couplings", "recipe=digits_filters", "model.width=8", "model.hidden=12"]) == 0
+    shown = capsys.readouterr().out
+    assert "stages.0.conv1 (channels)  12" in shown
+    assert "output: it is an output of the model" in shown
+    assert not list(tmp_path.iterdir()), "nothing is trained or written"

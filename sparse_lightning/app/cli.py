@@ -54,8 +54,12 @@ def answer(arguments: list[str]) -> int:
     # Hydra takes a second to import, which help does not need.
     from sparse_lightning.app.job import print_error, print_failure
     from sparse_lightning.app.launch import launch
+    from sparse_lightning.app.show_couplings import show_couplings
 
     try:
+        if "--couplings" in arguments:
+            print(show_couplings([argument for argument in arguments if argument != "--couplings"]))
+            return 0
         launch(arguments)
     except SparseLightningError as error:
         return print_error(error)

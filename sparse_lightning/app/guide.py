@@ -21,6 +21,7 @@ A run prints a table, and writes its config, checkpoints, metrics, masks and plo
 
 _LAST = """\
 Also: seed=1  update_every=50  compare_dense=false  trainer.max_epochs=3  trainer.fast_dev_run=true
+      --couplings           print the units of the model that can be removed, and why others cannot, without training
       --cfg job             print the composed configuration, without running it
       --config-dir FOLDER   add your own options and recipes: FOLDER/recipe/mine.yaml, FOLDER/model/mine.yaml
       model._target_=my_pkg.MyModel trusted_targets=[my_pkg]     your own model; the same for data

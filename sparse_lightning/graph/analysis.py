@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from sparse_lightning.graph import rules
 from sparse_lightning.graph.atoms import Atoms, Ids
 from sparse_lightning.graph.call import RULES, Call, operation_name, plain_sizes
+from sparse_lightning.graph.rules.shapes import KEEPS_INNER, WITH_DYNAMIC
 from sparse_lightning.graph.trace import TracedModel
 from sparse_lightning.graph.traced_value import TracedValue
 
@@ -108,7 +109,14 @@ class _Walk:
         if result is None:
             result = self._unknown(call, inputs, made)
         constant, fixed = all(v.constant for v in inputs), all(v.fixed for v in inputs)
-        return _mapped(result, lambda value: replace(value, constant=constant, fixed=fixed))
+        moves = RULES.get(name) in KEEPS_INNER
+        for value in inputs:
+            for ids in () if moves else value.inner:
+                call.pin(ids, WITH_DYNAMIC)
+        return _mapped(
+            result,
+            lambda value: replace(value, constant=constant, fixed=fixed, inner=value.inner if moves else ()),
+        )
 
     def _applied(self, call: Call, node: fx.Node, made: Any) -> Any:
         """Return what the rule returns; None without a rule, or if its result has not the shape of the operation's."""

@@ -43,9 +43,8 @@ def trace(model: nn.Module, inputs: Inputs = None) -> TracedModel:
     bare = skeleton(model)
     first = next(iter(bare.parameters()), None)
     placed = given.without_cache(bare).on(torch.device("cpu") if first is None else first.device)
-    used, program = _exported(type(model).__name__, bare, placed)
-    if any(_writes(node) for node in program.graph.nodes):
-        program = program.run_decompositions({})
+    with _evaluating(model):
+        used, program = _exported(type(model).__name__, bare, placed)
     return TracedModel(bare, used, program)
 
 
@@ -59,7 +58,8 @@ def _exported(name: str, model: nn.Module, inputs: ExampleInputs) -> tuple[Examp
         try:
             with _quiet(), torch.enable_grad(), _without_fast_path():
                 program = torch.export.export(model, used.args, used.kwargs, dynamic_shapes=shapes, strict=False)
-                return used, program
+                in_place = any(_writes(node) for node in program.graph.nodes)
+                return used, program.run_decompositions({}) if in_place else program
         except Exception as error:  # torch.export raises errors of many kinds, those of the model's code included
             reason = error
     raise CouplingError(
@@ -75,6 +75,19 @@ def _first_lines(error: Exception) -> str:
 
 def _writes(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and writes_in_place(node.target)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Set a model to eval mode for a while: functions that it holds may call its modules, not those of the skeleton."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager

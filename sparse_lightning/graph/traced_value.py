@@ -26,6 +26,8 @@ class TracedValue:
         sign: what is known about all elements: division by a value that may be zero is not exact.
         constant: whether it is computed from parameters, buffers and constants alone.
         fixed: whether it is computed from buffers and constants alone, which pruning does not change.
+        inner: for each dynamic dimension the atoms that repeat in it, such as heads in batch × heads; empty for
+            none.
     """
 
     dims: tuple[Ids | None, ...]
@@ -33,6 +35,7 @@ class TracedValue:
     sign: Sign = Sign.ANY
     constant: bool = False
     fixed: bool = False
+    inner: tuple[Ids | None, ...] = ()
 
     @property
     def ndim(self) -> int:
@@ -46,7 +49,8 @@ class TracedValue:
 
     def permuted(self, order: list[int]) -> TracedValue:
         """Return the value with its dimensions in another order."""
-        return replace(self, dims=tuple(self.dims[d] for d in order), zero=tuple(self.zero[d] for d in order))
+        dims, zero = tuple(self.dims[d] for d in order), tuple(self.zero[d] for d in order)
+        return replace(self, dims=dims, zero=zero, inner=tuple(self.inner[d] for d in order if self.inner))
 
     def nonzero(self) -> TracedValue:
         """Return the same dimensions for a value of which nothing is known."""

@@ -11,14 +11,24 @@ import torch
 
 from sparse_lightning.graph.atoms import Ids, Kind
 from sparse_lightning.graph.call import Call, Resizing, plain_sizes, rule
+from sparse_lightning.graph.rules.elementwise import identity
 from sparse_lightning.graph.traced_value import TracedValue
+
+WITH_DYNAMIC = "it is reshaped together with a dynamic size"
 
 
 def resize_list(change: Resizing, index: int, name: str, first: int = 0) -> None:
     """Rewrite a list of sizes, whose first entry is dimension `first` of the result."""
     sizes = list(change.argument(index, name))
     left = change.sizes(change.result())[first : first + len(sizes)]
-    change.replace(index, name, [old if new is None else new for old, new in zip(sizes, left, strict=True)])
+    result = change.result()
+    inner = (result.inner or (None,) * result.ndim)[first : first + len(sizes)]
+    cut = [ids is not None and not change.kept(ids).all() for ids in inner]
+    change.replace(
+        index,
+        name,
+        [(-1 if less else old) if new is None else new for old, new, less in zip(sizes, left, cut, strict=True)],
+    )
 
 
 def _resize_view(change: Resizing) -> None:
@@ -83,37 +93,77 @@ def reshape(call: Call, x: TracedValue, *args: Any, **kwargs: Any) -> TracedValu
     assert isinstance(source, torch.fx.Node)
     old, new = plain_sizes(source.meta["val"]), call.sizes()
     dims: list[Ids | None] = [None] * len(new)
+    inner: list[Ids | None] = [None] * len(new)
     zero = [False] * len(new)
     for left, right in matching_groups(old, new):
-        made, known = _regroup(call, x, left, [new[d] for d in right])
+        made, known, repeated = _regroup(call, x, left, [new[d] for d in right])
         for d, ids in zip(right, made, strict=True):
             dims[d], zero[d] = ids, known
+        if repeated is not None:
+            inner[right[repeated[0]]] = repeated[1]
     for d, size in enumerate(new):
         if isinstance(size, int) and size == 1:
             dims[d] = call.fixed(1)
-    return replace(x, dims=tuple(dims), zero=tuple(zero))
+    some = any(ids is not None for ids in inner)
+    return replace(x, dims=tuple(dims), zero=tuple(zero), inner=tuple(inner) if some else ())
 
 
-def _regroup(call: Call, x: TracedValue, left: list[int], sizes: list[Any]) -> tuple[list[Ids | None], bool]:
-    """Merge dimensions of a value into one, and split it into others."""
+Regrouped = tuple[list[Ids | None], bool, tuple[int, Ids] | None]
+
+
+def _regroup(call: Call, x: TracedValue, left: list[int], sizes: list[Any]) -> Regrouped:
+    """Merge dimensions of a value into one, and split it into others.
+
+    Returns:
+        The new dimensions, whether they are zero where units are, and the number of the dynamic one in which atoms
+        repeat, with these atoms.
+    """
     olds = [x.dims[d] for d in left]
     known = all(x.zero[d] for d in left)
-    if len(olds) == len(sizes) == 1:
-        return olds, known
     axes = [ids for ids in olds if ids is not None]
     if len(axes) < len(olds) or not all(isinstance(size, int) for size in sizes):
-        for ids in axes:
-            call.pin(ids, "it is reshaped together with a dynamic size")
-        return [call.fixed(size) for size in sizes], False
+        return _regroup_dynamic(call, x, left, sizes)
+    if len(olds) == len(sizes) == 1:
+        return olds, known, None
     flat = axes[0]
     if len(axes) > 1:
         flat = call.atoms.fresh(math.prod(len(ids) for ids in axes))
         call.product(flat, axes)
     if len(sizes) == 1:
-        return [flat], known
+        return [flat], known, None
     made = [call.atoms.fresh(size) for size in sizes]
     call.product(flat, made)
-    return list(made), known
+    return list(made), known, None
+
+
+def _regroup_dynamic(call: Call, x: TracedValue, left: list[int], sizes: list[Any]) -> Regrouped:
+    """Regroup fixed sizes that follow dynamic ones: batch × heads keeps the heads as atoms that repeat."""
+    inner = [x.inner[d] if x.inner else None for d in left]
+    dynamic = [i for i, d in enumerate(left) if x.dims[d] is None]
+    axes = [ids for i, d in enumerate(left) for ids in (inner[i] if i in dynamic else x.dims[d],) if ids is not None]
+    if len(left) == len(sizes) == 1:
+        return [None], False, None if inner[0] is None else (0, inner[0])
+    fixed = [size for size in sizes if isinstance(size, int)]
+    total, last = math.prod(map(len, axes)), len(sizes) - len(fixed) - 1
+    leading = dynamic == list(range(len(dynamic))) and not any(ids is not None for ids in inner[: len(dynamic) - 1])
+    at_end = sizes[last + 1 :] == fixed and last >= 0
+    rest = total // math.prod(fixed) if total % math.prod(fixed) == 0 else 0
+    if not (leading and at_end and rest and _divides(rest, sizes[last])):
+        for ids in axes:
+            call.pin(ids, WITH_DYNAMIC)
+        return [call.fixed(size) for size in sizes], False, None
+    made = [call.atoms.fresh(size) for size in ([rest] if rest > 1 else []) + fixed]
+    flat = call.atoms.fresh(total)
+    call.product(flat, axes)
+    call.product(flat, made)
+    repeated = (last, made.pop(0)) if rest > 1 else None
+    return [*([None] * (last + 1)), *made], False, repeated
+
+
+def _divides(number: int, size: Any) -> bool:
+    """Whether a dynamic size is a multiple of a number for all values of its symbols."""
+    quotient = _expression(size) / number
+    return number == 1 or all(value.is_integer for value in quotient.expand().as_coefficients_dict().values())
 
 
 def matching_groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list[int]]]:
@@ -236,3 +286,7 @@ def repeat_interleave(call: Call, x: TracedValue, repeats: Any, dim: int | None 
     ids = _repeated(call, x.dims[dim], repeats, call.sizes()[dim], outer=False)
     zero = tuple(known and (d != dim or repeats == 1) for d, known in enumerate(x.zero))
     return replace(x, dims=(*x.dims[:dim], ids, *x.dims[dim + 1 :]), zero=zero)
+
+
+KEEPS_INNER = (permute, transpose, reverse, movedim, reshape, identity)
+"""Rules that move atoms that repeat in a dynamic dimension; other operations pin them."""
