@@ -44,6 +44,7 @@ from sparse_lightning.errors import PatternError
 from sparse_lightning.kernels.watch import are_same
 from sparse_lightning.methods import Method, UpdateContext
 from sparse_lightning.patterns import Attachment
+from sparse_lightning.patterns.adapters import AdapterWatch
 from sparse_lightning.patterns.claims import resolve_in
 from sparse_lightning.patterns.names import Names, nearest
 
@@ -71,6 +72,7 @@ class Engine:
         names = Names(model)
         found = resolve_in(configuration.patterns, names)
         self.passed_over = [name for name in names.passed_over if names.owner_of(names.parameters[name]) is None]
+        self._adapters = AdapterWatch(found, names)
         self.configuration = resolved(configuration, self.schedule, found, model)
         self.scopes = [self._masked_scope(each) for each in found]
         self._names = {id(param): name for name, param in reversed(names.parameters.items())}
@@ -251,6 +253,7 @@ class Engine:
     def update_now(self) -> None:
         """Make one update at this step; it is postponed to the next step where scores cannot be computed."""
         self._replaced.check()
+        self._adapters.check()
         scores = self._score()
         if scores is not None:
             contexts = self._split_budget(scores)
@@ -261,6 +264,7 @@ class Engine:
 
     def finish(self) -> str | None:
         """Make the last update of the schedule if it is due now; return by how much the final target is missed."""
+        self._adapters.check()
         if self.step >= self.schedule.span[1] and self._is_due():
             self.update_now()
         return shortfall(self.schedule, self.last_update.target, self.step, self._total_steps, self._is_owed)

@@ -21,7 +21,9 @@ from sparse_lightning.engine.ranks import agree, is_rank_zero
 from sparse_lightning.engine.short_forms import as_compensation, as_criterion
 from sparse_lightning.errors import FlowError, SparseLightningError, SparsityError
 from sparse_lightning.flow import Criterion, InputNorms, Scorer, Sources
-from sparse_lightning.patterns import Attachment, Patterns, resolve
+from sparse_lightning.patterns import Attachment, Patterns
+from sparse_lightning.patterns.adapters import AdapterWatch
+from sparse_lightning.patterns.claims import resolve_in
 from sparse_lightning.patterns.names import Names
 
 
@@ -71,7 +73,9 @@ def prune(
     """
     if not 0 <= sparsity <= 1:
         raise SparsityError(f"sparsity={sparsity} is out of range: pass a fraction from 0 to 1")
-    found = resolve(patterns, model)
+    names = Names(model)
+    found = resolve_in(patterns, names)
+    AdapterWatch(found, names)  # from now on, adapters keep what is pruned at zero
     as_compensation(compensation)
     scores = _default(found, model) if criterion is None else as_criterion(criterion)
     run = _OneCall(model, Calibration(model, batches, step), scores, compensation, seed)

@@ -13,6 +13,7 @@ from sparse_lightning.compat.torch import is_fsdp1_flattened
 from sparse_lightning.errors import PatternError
 from sparse_lightning.layout import Layout
 from sparse_lightning.layout.crossing import meet
+from sparse_lightning.patterns.adapters import adapted_layers, with_adapters
 from sparse_lightning.patterns.given import Patterns, labelled
 from sparse_lightning.patterns.names import Names, may_share
 from sparse_lightning.patterns.pattern import Attachment, NamedScope, Pattern
@@ -47,9 +48,9 @@ def resolve(patterns: Patterns, model: nn.Module) -> list[Attachment]:
 def resolve_in(patterns: Patterns, names: Names) -> list[Attachment]:
     """Return the scopes that patterns find among the names of a model; what they claim is noted there."""
     _check_not_flattened(names)
-    claims, made = _Claims(names), []
+    claims, made, adapted = _Claims(names), [], adapted_layers(names)
     for label, pattern in labelled(patterns):
-        found = pattern.resolve(names)
+        found = [with_adapters(attachment, adapted) for attachment in pattern.resolve(names)]
         if not found:
             raise PatternError(
                 f"{pattern} matches nothing in {type(names.model).__name__}: change its names, or remove it"
