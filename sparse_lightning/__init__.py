@@ -55,7 +55,18 @@ if TYPE_CHECKING:
     from sparse_lightning.layout import Layout
     from sparse_lightning.methods import SET, Gradual, Proximal, PruneOnce, RigL, Soft
     from sparse_lightning.metrics import BlockSparsity, MaskChurn, MaskOverlap
-    from sparse_lightning.patterns import NM, Blocks, Coupled, Custom, Filters, Heads, Neurons, Strided, check_pruned
+    from sparse_lightning.patterns import (
+        NM,
+        Blocks,
+        Coupled,
+        Custom,
+        Experts,
+        Filters,
+        Heads,
+        Neurons,
+        Strided,
+        check_pruned,
+    )
     from sparse_lightning.schedules import Constant, Cosine, Cubic, Cyclic, Exponential, Join, Linear, OneShot, Steps
     from sparse_lightning.tiles import TileLinear, tiled
 
@@ -85,6 +96,7 @@ __all__ = [
     "Custom",
     "Cyclic",
     "ElementwiseTaylor",
+    "Experts",
     "Exponential",
     "Filters",
     "Fisher",
@@ -152,7 +164,18 @@ _HOMES = {
     "engine.prune": ["prune"],
     "compensation": ["Refit"],
     # Which weights form blocks
-    "patterns": ["NM", "Blocks", "Coupled", "Custom", "Filters", "Heads", "Neurons", "Strided", "check_pruned"],
+    "patterns": [
+        "NM",
+        "Blocks",
+        "Coupled",
+        "Custom",
+        "Experts",
+        "Filters",
+        "Heads",
+        "Neurons",
+        "Strided",
+        "check_pruned",
+    ],
     "graph": ["couplings"],
     # When, how many, which
     "schedules": ["Constant", "Cosine", "Cubic", "Cyclic", "Exponential", "Join", "Linear", "OneShot", "Steps"],

@@ -20,11 +20,11 @@ CLOSED = tuple(f"{PACKAGES[0]}.{room}" for room in ("app", "compat", "demo", "mo
 ALLOWED: dict[str, str] = {
     # This package
     "sparse_lightning": (
-        "SparsityCallback SparseModelCheckpoint Blocks Coupled Custom Filters Heads NM Neurons Strided BlockCoupling "
-        "BlockSpec ScopeCoupling ScopeSpec Constant Cosine Cubic Cyclic Exponential Join Linear OneShot Steps ERK "
-        "Global LAMP Uniform Gradual Proximal PruneOnce RigL SET Soft AdamFisher AverageTaylor EMA ElementwiseTaylor "
-        "Fisher Gradient Magnitude Movement OBS Random Refit Sensitivity Taylor Wanda BlockSparsity MaskChurn "
-        "MaskOverlap Layout"
+        "SparsityCallback SparseModelCheckpoint Blocks Coupled Custom Experts Filters Heads NM Neurons Strided "
+        "BlockCoupling BlockSpec ScopeCoupling ScopeSpec Constant Cosine Cubic Cyclic Exponential Join Linear OneShot Steps "
+        "ERK Global LAMP Uniform Gradual Proximal PruneOnce RigL SET Soft AdamFisher AverageTaylor EMA "
+        "ElementwiseTaylor Fisher Gradient Magnitude Movement OBS Random Refit Sensitivity Taylor Wanda BlockSparsity "
+        "MaskChurn MaskOverlap Layout"
     ),
     "sparse_lightning.models": "DigitsConv DigitsMLP DigitsViT GPT HlbCifar10 HuggingFace TextClassifier",
     "sparse_lightning.data": "Cifar10 Digits FashionMnist LabelledText StdlibText TextFile",

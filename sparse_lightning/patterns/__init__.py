@@ -14,6 +14,7 @@ from sparse_lightning.patterns.neurons import Neurons
 from sparse_lightning.patterns.pattern import Attachment, NamedScope, Pattern
 from sparse_lightning.patterns.strided import Strided
 from sparse_lightning.patterns.summary_table import summary
+from sparse_lightning.patterns.whole_experts import Experts
 
 __all__ = [
     "NM",
@@ -21,6 +22,7 @@ __all__ = [
     "Blocks",
     "Coupled",
     "Custom",
+    "Experts",
     "Filters",
     "Heads",
     "NamedScope",

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sparse_lightning.blocks.scope import ScopeSpec
+from sparse_lightning.blocks.scope import ScopeCoupling, ScopeSpec, SparseScope
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.blocks.spec import BlockCoupling, BlockSpec
 from sparse_lightning.blocks.view import View
@@ -60,7 +60,7 @@ class AdaptedLayer:
                 "the product of two matrices: pruned weights could not be kept at zero. Use plain LoRA"
             )
         if self.weight.ndim != 2 or getattr(self.wrapper, "merged", False):
-            what = "is merged" if self.weight.ndim == 2 else "is that of a convolution or an embedding"
+            what = "is merged" if self.weight.ndim == 2 else "is not that of a matrix"
             raise PatternError(
                 f"the adapter of {self.name} {what}: unmerge it, or exclude the weight from the patterns"
             )
@@ -149,8 +149,10 @@ def adapted_layers(names: Names) -> dict[int, AdaptedLayer]:
     """Return the layers of a model that have adapters, by the id of their base weight."""
     found = {}
     for wrapper in names.model.modules():
-        base, pairs = getattr(wrapper, "base_layer", None), getattr(wrapper, "lora_A", None)
-        weight = getattr(base, "weight", None)
+        pairs = getattr(wrapper, "lora_A", None)
+        base = wrapper.get_base_layer() if hasattr(wrapper, "get_base_layer") else getattr(wrapper, "base_layer", None)
+        # PEFT also adapts parameters of modules with several, such as stacked experts.
+        weight = getattr(base, getattr(wrapper, "parameter_name", "weight"), None)
         if isinstance(pairs, nn.ModuleDict) and len(pairs) and isinstance(weight, Tensor):
             found[id(weight)] = AdaptedLayer(names.name_of(weight) or "weight", wrapper, weight)
     return found
@@ -166,10 +168,14 @@ def with_adapters(attachment: Attachment, layers: Mapping[int, AdaptedLayer]) ->
     touched = list(_touched(scope.blocks(), layers))
     for layer in touched:
         layer.check()
-    if not touched or not isinstance(scope, ScopeSpec):
-        return attachment
-    block = _extended(scope.block, layers)
-    return attachment if block is scope.block else replace(attachment, scope=ScopeSpec(block, scope.shape, scope.name))
+    return replace(attachment, scope=_extended_scope(scope, layers)) if touched else attachment
+
+
+def _extended_scope(scope: SparseScope, layers: Mapping[int, AdaptedLayer]) -> SparseScope:
+    members = [ScopeSpec(_extended(each.block, layers), each.shape, each.name) for each in scope.members()]
+    if isinstance(scope, ScopeSpec):
+        return members[0]
+    return ScopeCoupling(members, [scope.order_of(each) for each in scope.members()], scope.name)
 
 
 def _extended(block: SparseBlock, layers: Mapping[int, AdaptedLayer]) -> SparseBlock:
