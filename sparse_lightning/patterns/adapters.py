@@ -148,6 +148,7 @@ def _kind(size: int, step: int, columns: int) -> str:
 def adapted_layers(names: Names) -> dict[int, AdaptedLayer]:
     """Return the layers of a model that have adapters, by the id of their base weight."""
     found = {}
+    wrapper: Any
     for wrapper in names.model.modules():
         pairs = getattr(wrapper, "lora_A", None)
         base = wrapper.get_base_layer() if hasattr(wrapper, "get_base_layer") else getattr(wrapper, "base_layer", None)
