@@ -21,8 +21,8 @@ ALLOWED: dict[str, str] = {
     # This package
     "sparse_lightning": (
         "SparsityCallback SparseModelCheckpoint Blocks Coupled Custom Experts Filters Heads NM Neurons Strided "
-        "BlockCoupling BlockSpec ScopeCoupling ScopeSpec Constant Cosine Cubic Cyclic Exponential Join Linear OneShot Steps "
-        "ERK Global LAMP Uniform Gradual Proximal PruneOnce RigL SET Soft AdamFisher AverageTaylor EMA "
+        "BlockCoupling BlockSpec ScopeCoupling ScopeSpec Constant Cosine Cubic Cyclic Exponential Join Linear OneShot "
+        "Steps ERK Global LAMP Uniform Gradual Proximal PruneOnce RigL SET Soft AdamFisher AverageTaylor EMA "
         "ElementwiseTaylor Fisher Gradient Magnitude Movement OBS Random Refit Sensitivity Taylor Wanda BlockSparsity "
         "MaskChurn MaskOverlap Layout"
     ),
