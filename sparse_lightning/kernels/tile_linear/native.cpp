@@ -26,7 +26,7 @@ using torch::stable::Tensor;
 
 constexpr int64_t DIRECT = 4;        // rows up to which the inputs are read where they are
 constexpr int64_t PADDING = 16;      // elements between copied rows: a power of two would make them share cache lines
-constexpr int64_t SERIAL = 1 << 16;  // products up to which one thread is enough: a few microseconds
+constexpr int64_t SERIAL = 1 << 20;  // products up to which one thread is enough: it waits for no busy core
 constexpr int64_t GROUP = 48;        // rows that a thread computes at a time, a multiple of those in registers
 
 typedef float Floats __attribute__((vector_size(VECTOR)));
