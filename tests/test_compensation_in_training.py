@@ -85,3 +85,13 @@ def test_a_run_with_compensation_resumes_bit_for_bit(kind):
     for name, mask in through.masks.items():
         assert torch.equal(mask, after.masks[name])
         assert mask.any()
+
+
+def test_models_that_train_in_evaluation_mode_are_observed_and_validation_is_not():
+    model = Net().eval()  # as from_pretrained returns it
+    sparsifier = Sparsifier([Neurons("up", "down")], OneShot(0.5, at=4), Wanda(), compensation=Refit())
+    train(model, sparsifier, 2)
+    with torch.no_grad():
+        model(torch.randn(9, 16))
+    [gram] = sparsifier.state_dict()["gram_matrices"].values()
+    assert float(gram[-1, -1]) == 16.0 * 2

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparse_lightning.blocks.shards import has_others, is_sharded, summed
+from sparse_lightning.compat.torch import recompile
 from sparse_lightning.compensation.reading_layer import ReadingLayer, reading_layers
 from sparse_lightning.errors import PatternError, SparseLightningError
 
@@ -23,7 +24,7 @@ class GramMatrices:
     Args:
         model: where the layers are.
         weights: names and weights of the layers to observe until `close`.
-        only_training: whether forward passes in evaluation mode are ignored.
+        only_training: whether forward passes without gradients, as in validation, are ignored.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3, bias=False))
@@ -45,9 +46,10 @@ class GramMatrices:
         self._sums: dict[int, Tensor] = {}
         modules = self._by_module
         self._handles = [module.register_forward_pre_hook(self._collect, with_kwargs=True) for module in modules]
+        recompile()  # code that torch.compile has made before would not call the hooks
 
     def _collect(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if not self.is_observing or (self._only_training and not module.training):
+        if not self.is_observing or (self._only_training and not torch.is_grad_enabled()):
             return
         x = (inputs[0] if inputs else next(iter(named.values()))).detach()
         layer = self._by_module[module]
@@ -115,6 +117,8 @@ class GramMatrices:
 
     def close(self) -> None:
         """Remove the hooks."""
+        if self._handles:
+            recompile()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

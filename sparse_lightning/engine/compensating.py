@@ -22,7 +22,7 @@ class Compensating:
     Args:
         compensation: changes kept weights at updates that prune; None for removal errors only.
         scopes: what is attached.
-        model: where the layers are; forward passes in evaluation mode are ignored.
+        model: where the layers are; forward passes without gradients are ignored.
         names: of parameters, by their id.
         is_update: whether an optimizer step has an update.
     """
