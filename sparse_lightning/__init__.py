@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sparse_lightning.blocks.view import View, copy_, empty_strided
     from sparse_lightning.budgets import ERK, LAMP, Global, Uniform
     from sparse_lightning.callbacks import SparseModelCheckpoint, SparsityCallback
+    from sparse_lightning.compaction import compact
     from sparse_lightning.compensation import Refit
     from sparse_lightning.criteria import (
         EMA,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         CouplingError,
         FlowError,
         LayoutError,
+        NothingToRemoveWarning,
         PatternError,
         ScoreWarning,
         ShortRunWarning,
@@ -116,6 +118,7 @@ __all__ = [
     "MaskOverlap",
     "Movement",
     "Neurons",
+    "NothingToRemoveWarning",
     "OneShot",
     "PatternError",
     "Proximal",
@@ -148,6 +151,7 @@ __all__ = [
     "View",
     "Wanda",
     "check_pruned",
+    "compact",
     "copy_",
     "couplings",
     "draw",
@@ -200,6 +204,7 @@ _HOMES = {
     "flow": ["Criterion", "InputNorms", "Load", "Save", "Scorer", "State"],
     "kernels.nm_select": ["nm_select"],
     # Zeros become speed
+    "compaction": ["compact"],
     "tiles": ["TileLinear", "tiled"],
     # Metrics and figures
     "metrics": ["BlockSparsity", "MaskChurn", "MaskOverlap"],
@@ -218,6 +223,7 @@ _HOMES = {
         "CouplingError",
         "FlowError",
         "LayoutError",
+        "NothingToRemoveWarning",
         "PatternError",
         "ScoreWarning",
         "ShortRunWarning",

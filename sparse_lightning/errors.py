@@ -46,6 +46,10 @@ class ShortRunWarning(UserWarning):
     """A run ended below the final target sparsity of its schedule."""
 
 
+class NothingToRemoveWarning(UserWarning):
+    """No unit of a model is zero in all of its weights: compacting it leaves it as it is."""
+
+
 class ConfigError(SparseLightningError, ValueError):
     """A configuration is invalid; the message names the place in the configuration."""
 

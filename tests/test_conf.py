@@ -30,7 +30,7 @@ GROUPS = {
     "method": {"gradual", "one_shot", "rigl", "set", "soft", "proximal"},
     "compensation": {"none", "refit"},
     "logger": {"csv", "tensorboard", "none"},
-    "export": {"none", "weights", "blocks", "tiled", "semi_structured"},
+    "export": {"none", "weights", "blocks", "compact", "compact_graph", "onnx", "tiled", "semi_structured"},
 }
 BUILT_LATER = ("model", "data", "trainer")
 """Groups whose options may need a GPU, a file or another package: they are composed and checked, but not built."""

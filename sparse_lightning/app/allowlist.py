@@ -28,7 +28,7 @@ ALLOWED: dict[str, str] = {
     ),
     "sparse_lightning.models": "DigitsConv DigitsMLP DigitsViT GPT HlbCifar10 HuggingFace TextClassifier",
     "sparse_lightning.data": "Cifar10 Digits FashionMnist LabelledText StdlibText TextFile",
-    "sparse_lightning.export": "KeptBlocks SemiStructured Tiled Weights",
+    "sparse_lightning.export": "Compact KeptBlocks ONNX SemiStructured Tiled Weights",
     "sparse_lightning.callbacks.strategy": "Sharded",
     "sparse_lightning.report.metrics_file": "MetricsFile",
     # Lightning
@@ -116,7 +116,9 @@ FILES: dict[str, str] = {
     "sparse_lightning.SparseModelCheckpoint": "filename",
     "lightning.pytorch.loggers.CSVLogger": "name version",
     "lightning.pytorch.loggers.TensorBoardLogger": "name version sub_dir filename_suffix",
+    "sparse_lightning.export.Compact": "file",
     "sparse_lightning.export.KeptBlocks": "file",
+    "sparse_lightning.export.ONNX": "file",
     "sparse_lightning.export.SemiStructured": "file",
     "sparse_lightning.export.Tiled": "file",
     "sparse_lightning.export.Weights": "file",

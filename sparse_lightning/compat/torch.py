@@ -198,3 +198,12 @@ def fill_copy(
     for name, make in makers.items():
         held = vars(module)[name]
         vars(copied)[name] = {key: None if item is None else make(item) for key, item in held.items()}
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the model that `torch.compile` has wrapped; another model as it is.
+
+    Private: `OptimizedModule._orig_mod`.
+    """
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model

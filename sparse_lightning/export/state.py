@@ -48,6 +48,25 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
     return address, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
+def check_whole(model: nn.Module, why: str, exporter: str) -> None:
+    """Check that no parameter is sharded.
+
+    Args:
+        model: to export.
+        why: what happens in one process.
+        exporter: its name.
+
+    Raises:
+        SparseLightningError: if one is.
+    """
+    sharded = next((name for name, parameter in model.named_parameters() if is_sharded(parameter)), None)
+    if sharded is not None:
+        raise SparseLightningError(
+            f"{sharded} is sharded over processes, and {why}: export `Weights` instead, load them into the plain "
+            f"model, and call {exporter} there"
+        )
+
+
 def writes() -> bool:
     """Whether this process writes files: rank 0, or the only process."""
     return not has_others() or dist.get_rank() == 0

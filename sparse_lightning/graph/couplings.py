@@ -47,9 +47,7 @@ def couplings(
     if prefer not in ("outer", "inner"):
         raise CouplingError(f"prefer={prefer!r} is not a preference: use 'outer' or 'inner'")
     analysis = analyse(trace(model, inputs))
-    solution = solve(analysis.atoms, prefer)
-    families, refusals = find_families(analysis, solution)
-    found = Couplings(tuple(families), tuple(refusals), analysis, solution)
+    found = Couplings.of(analysis, prefer)
     if verify:
         found.verify()
     return found
@@ -71,6 +69,13 @@ class Couplings:
     analysis: Analysis
     solution: Solution
 
+    @classmethod
+    def of(cls, analysis: Analysis, prefer: Preference) -> Couplings:
+        """Return the families of an analysed model."""
+        solution = solve(analysis.atoms, prefer)
+        families, refusals = find_families(analysis, solution)
+        return cls(tuple(families), tuple(refusals), analysis, solution)
+
     def __iter__(self) -> Iterator[Family]:
         return iter(self.families)
 
@@ -83,6 +88,10 @@ class Couplings:
             names = [family.name for family in self.families]
             raise CouplingError(f"there is no family {name!r}{did_you_mean(name, names)}")
         return found
+
+    def preferring(self, prefer: Preference) -> Couplings:
+        """Return the families of the same trace with another choice between nested units."""
+        return Couplings.of(self.analysis, prefer)
 
     def removal(self, units: Mapping[str, Sequence[int]]) -> Removal:
         """Return what is left of the model without some units of each family.

@@ -44,11 +44,11 @@ def trace(model: nn.Module, inputs: Inputs = None) -> TracedModel:
     first = next(iter(bare.parameters()), None)
     placed = given.without_cache(bare).on(torch.device("cpu") if first is None else first.device)
     with _evaluating(model):
-        used, program = _exported(type(model).__name__, bare, placed)
+        used, program = exported(type(model).__name__, bare, placed)
     return TracedModel(bare, used, program)
 
 
-def _exported(name: str, model: nn.Module, inputs: ExampleInputs) -> tuple[ExampleInputs, ExportedProgram]:
+def exported(name: str, model: nn.Module, inputs: ExampleInputs) -> tuple[ExampleInputs, ExportedProgram]:
     """Export with as many dynamic dimensions as the model allows: batch and sequence, batch, or none.
 
     A batch of one example is traced as a batch of two, as torch.export takes a size of 1 as fixed.

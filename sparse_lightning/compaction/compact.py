@@ -1,0 +1,213 @@
+"""compact: a copy of a model without its zero units."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparse_lightning.compaction.head_attributes import head_attributes
+from sparse_lightning.compaction.optimizers import check_state, rebind
+from sparse_lightning.compaction.same_outputs import SizeSearch, check_same
+from sparse_lightning.compaction.size_attributes import Sizes, size_attributes
+from sparse_lightning.compaction.zero_units import KeptUnits, ZeroUnits, find_zero_units, warn_if_none
+from sparse_lightning.compat.torch import uncompiled
+from sparse_lightning.graph import Family, Removal, couplings
+from sparse_lightning.graph.inputs import Inputs
+
+
+def compact(
+    model: nn.Module, inputs: Inputs = None, optimizers: Optimizer | Iterable[Optimizer] | None = None
+) -> nn.Module:
+    """Return a copy of a pruned model without the units that are zero: the same classes, with smaller layers.
+
+    A unit, such as a head, a neuron or a channel, is removed if all of its slices of parameters are zero in the
+    weights, whatever the masks are. The copy is plain PyTorch, and its outputs on the inputs are those of the model:
+    this is checked before it is returned. Of a layer whose units are all zero, one is left.
+
+    Args:
+        model: a trained and pruned model; it is not modified.
+        inputs: a tuple of positional or a dict of keyword arguments; None takes `example_input_array`, then
+            `dummy_inputs` of the model.
+        optimizers: of the model, to keep training the copy: their parameters are replaced by those of the copy, and
+            their state is cut alike, in place. Detach a Sparsifier from them first.
+
+    Raises:
+        CouplingError: if there are no inputs, or torch.export cannot trace the model.
+        SparseLightningError: if the model's own code has sizes written into it, or the state of an optimizer does not
+            have the shapes of its parameters.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> with torch.no_grad():
+        ...     for weights in (model[0].weight[:5], model[0].bias[:5], model[2].weight[:, :5]):
+        ...         _ = weights.zero_()
+        >>> small, x = compact(model, (torch.randn(2, 4),)), torch.randn(6, 4)
+        >>> small
+        Sequential(
+          (0): Linear(in_features=4, out_features=3, bias=True)
+          (1): ReLU()
+          (2): Linear(in_features=3, out_features=3, bias=True)
+        )
+        >>> torch.allclose(small(x), model(x), atol=1e-6)
+        True
+    """
+    made = compacted(model, inputs)
+    given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
+    check_state(given, made.replaced, made.cut)
+    rebind(given, made.replaced, made.cut)
+    return made.model
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """A compacted model, and what was changed.
+
+    Args:
+        model: the smaller copy.
+        units: what is left of each family of which units were removed.
+        attributes: the new values of size attributes, by the name of their module.
+        shapes: of the tensors that were cut, before that, by each of their names.
+        unregistered: the names of tensors that were cut and are not in the state dict.
+        names: the names of cut tensors in the trace, by the id of the tensor of the original model.
+        replaced: the parameters of the copy by the id of those of the original model.
+        removal: cuts tensors that have the shapes of parameters.
+    """
+
+    model: nn.Module
+    units: dict[str, KeptUnits]
+    attributes: dict[str, Sizes]
+    shapes: dict[str, tuple[int, ...]]
+    unregistered: list[str]
+    names: dict[int, str]
+    replaced: dict[int, nn.Parameter]
+    removal: Removal
+
+    def cut(self, parameter: Tensor, tensor: Tensor) -> Tensor:
+        """Cut a tensor of the shape of a parameter as that parameter was cut."""
+        name = self.names.get(id(parameter))
+        return tensor.clone() if name is None else self.removal.cut(name, tensor)
+
+
+def compacted(model: nn.Module, inputs: Inputs = None) -> Compacted:
+    """Return a compacted model with what was changed; see `compact`."""
+    whole = uncompiled(model)
+    found = find_zero_units(couplings(whole, inputs))
+    warn_if_none(found, type(whole).__name__)
+    made = _Builder(whole, found).build()
+    search = SizeSearch(whole, made.model, made.attributes, found.units)
+    check_same(whole, made.model, found.couplings.analysis.traced.inputs, search)
+    return made
+
+
+class _Builder:
+    """Copies a model with smaller tensors in the place of those that are cut."""
+
+    def __init__(self, model: nn.Module, found: ZeroUnits) -> None:
+        self._model, self._found, self._removal = model, found, found.removal()
+        self._names = {id(tensor): name for name, tensor in found.tensors.items()}
+        self._small: dict[int, Tensor] = {}
+        for name, tensor in found.tensors.items():
+            small = self._removal.cut(name, tensor.detach())
+            if small.shape != tensor.shape:
+                self._small[id(tensor)] = like(tensor, small)
+
+    def build(self) -> Compacted:
+        # What is in the memo of deepcopy is not copied: the large tensors never are.
+        memo: dict[int, Any] = dict(self._small)
+        small = copy.deepcopy(self._model, memo)
+        attributes = dict(self._attributes())
+        for name, sizes in attributes.items():
+            set_sizes(small.get_submodule(name), sizes)
+        pairs = zip(self._model.parameters(), small.parameters(), strict=True)
+        replaced = {id(old): new for old, new in pairs}
+        for old in self._model.parameters():
+            if old.grad is not None:
+                replaced[id(old)].grad = self._cut_gradient(old, old.grad)
+        return Compacted(
+            small,
+            self._found.units,
+            attributes,
+            self._shapes(),
+            self._unregistered(),
+            self._names,
+            replaced,
+            self._removal,
+        )
+
+    def _cut_gradient(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        name = self._names.get(id(parameter))
+        return gradient.clone() if name is None else self._removal.cut(name, gradient).clone()
+
+    def _attributes(self) -> Iterator[tuple[str, Sizes]]:
+        """Yield the new size attributes of each module that has some."""
+        families = [(self._found.couplings[name], left) for name, left in self._found.units.items()]
+        for name, module in self._model.named_modules():
+            near = [*own_tensors(module).values(), *(t for c in module.children() for t in own_tensors(c).values())]
+            near_names = {self._names[id(t)] for t in near if id(t) in self._small}
+            touching = [(f, left) for f, left in families if near_names & _makers(f)]
+            sizes = {**self._known(module), **head_attributes(module, touching)}
+            changed = {key: value for key, value in sizes.items() if getattr(module, key, None) not in (value, None)}
+            changed = {k: v for k, v in changed.items() if _plain(getattr(module, k)) != v}
+            if changed:
+                yield name, changed
+
+    def _known(self, module: nn.Module) -> Sizes:
+        own = own_tensors(module)
+        if not any(id(tensor) in self._small for tensor in own.values()):
+            return {}
+        shapes = {key: tuple(self._small.get(id(tensor), tensor).shape) for key, tensor in own.items()}
+        return size_attributes(module, shapes, self._groups(module))
+
+    def _groups(self, module: nn.Module) -> int:
+        """Return how many groups of a convolution have rows that are left."""
+        groups, weight = getattr(module, "groups", 1), getattr(module, "weight", None)
+        if groups == 1 or weight is None or id(weight) not in self._small:
+            return int(groups)
+        rows = self._removal.kept(self._names[id(weight)])[0]
+        return len({row // (len(weight) // groups) for row in rows.tolist()})
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        named: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
+        named |= dict(self._model.named_buffers(remove_duplicate=False))
+        named |= {name: self._found.tensors[name] for name in self._unregistered()}
+        return {name: tuple(tensor.shape) for name, tensor in named.items() if id(tensor) in self._small}
+
+    def _unregistered(self) -> list[str]:
+        state = self._model.state_dict(keep_vars=True)
+        saved = {id(tensor) for tensor in state.values() if isinstance(tensor, Tensor)}
+        return [self._names[key] for key in self._small if key not in saved]
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module itself."""
+    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+
+
+def set_sizes(module: nn.Module, sizes: Sizes) -> None:
+    """Set size attributes; a list becomes a tuple."""
+    for name, value in sizes.items():
+        setattr(module, name, tuple(value) if isinstance(value, list) else value)
+
+
+def _makers(family: Family) -> set[str]:
+    """Return the parameters that compute the units of a family."""
+    return {piece.name for piece in family.slices if not piece.reads}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def like(tensor: Tensor, small: Tensor) -> Tensor:
+    """Return a smaller tensor as a parameter or buffer with the memory format of the whole one."""
+    if tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
+        small = small.contiguous(memory_format=torch.channels_last)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(small, requires_grad=tensor.requires_grad)
+    return small

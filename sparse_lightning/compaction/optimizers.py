@@ -1,0 +1,61 @@
+"""Optimizers: their state is cut as the parameters are, and their groups get the parameters of the smaller model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparse_lightning.errors import SparseLightningError
+
+Cut = Callable[[Tensor, Tensor], Tensor]
+"""Cuts a tensor of the shape of a parameter, which is passed first."""
+
+
+def check_state(optimizers: Iterable[Optimizer], replaced: Mapping[int, nn.Parameter], cut: Cut) -> None:
+    """Check that all state of parameters that are cut can be cut.
+
+    Raises:
+        SparseLightningError: if a tensor has neither the shape of its parameter nor one element.
+    """
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            small = replaced.get(id(parameter))
+            if small is None or small.shape == parameter.shape:
+                continue
+            odd = next((key for key, value in state.items() if not _is_known(parameter, value)), None)
+            if odd is not None:
+                raise SparseLightningError(
+                    f"{type(optimizer).__name__} has the state {odd!r} of shape {tuple(state[odd].shape)} for a "
+                    f"parameter of shape {tuple(parameter.shape)}, and it is unknown how to cut it: pass no optimizer "
+                    "to compact, and make a new one for the smaller model"
+                )
+
+
+def rebind(optimizers: Iterable[Optimizer], replaced: Mapping[int, nn.Parameter], cut: Cut) -> None:
+    """Give optimizers the parameters of the smaller model with the state of theirs, in place.
+
+    Parameters of other models stay.
+    """
+    for optimizer in optimizers:
+        state = {}
+        for parameter, held in optimizer.state.items():
+            small = replaced.get(id(parameter))
+            state[parameter if small is None else small] = (
+                held if small is None else {key: _small(parameter, value, cut) for key, value in held.items()}
+            )
+        for group in optimizer.param_groups:
+            group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
+        optimizer.state.clear()
+        optimizer.state.update(state)
+
+
+def _is_known(parameter: Tensor, value: Any) -> bool:
+    return not isinstance(value, Tensor) or value.shape == parameter.shape or value.numel() == 1
+
+
+def _small(parameter: Tensor, value: Any, cut: Cut) -> Any:
+    has_shape = isinstance(value, Tensor) and value.shape == parameter.shape
+    return cut(parameter, value) if has_shape else value

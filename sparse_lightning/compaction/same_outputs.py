@@ -1,0 +1,154 @@
+"""Same outputs: a smaller model is compared with the whole one before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparse_lightning.compaction.size_attributes import Sizes
+from sparse_lightning.compaction.zero_units import KeptUnits
+from sparse_lightning.compat.torch import leaves
+from sparse_lightning.errors import SparseLightningError
+from sparse_lightning.graph.inputs import ExampleInputs
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
+"""The largest difference of the outputs, relative to the largest output; 2 % for narrower dtypes."""
+
+
+@dataclass(frozen=True)
+class SizeSearch:
+    """Finds the size that a model's own code has written into it.
+
+    Args:
+        whole: the model.
+        small: its smaller copy.
+        attributes: the size attributes that were changed.
+        units: what is left of each family.
+    """
+
+    whole: nn.Module
+    small: nn.Module
+    attributes: Mapping[str, Sizes]
+    units: Mapping[str, KeptUnits]
+
+    def culprit(self, error: BaseException | None) -> str:
+        """Return the module and the attribute to name in an error: those of the innermost frame that has some."""
+        names = {id(module): name for name, module in self.small.named_modules()}
+        frames = [(names[id(m)], used) for m, used in _frames(error) if id(m) in names][::-1]
+        for name, used in frames:
+            found = [key for key in self._sizes(name) if key in used]
+            if found:
+                return self._shown(name, found)
+        inner = next((name for name, _ in frames if self._cut_below(name)), None)
+        if inner is not None:
+            return self._shown(inner, [])
+        every = [name for name, _ in self.small.named_modules() if self._sizes(name)]
+        return self._shown(every[0], self._sizes(every[0])) if every else ""
+
+    def _shown(self, name: str, attributes: list[str]) -> str:
+        module = self.small.get_submodule(name)
+        where = f"{name or 'the model'} ({type(module).__name__})"
+        if not attributes:
+            return f"{where} has a size written into its code"
+        return f"{where} uses the size {attributes[0]}={vars(module)[attributes[0]]} of the whole model"
+
+    def _sizes(self, name: str) -> list[str]:
+        """Return the attributes of a module that have a size of a dimension that was cut, and were not changed."""
+        cut = self._cut_below(name)
+        known = self.attributes.get(name, {})
+        held = vars(self.small.get_submodule(name))
+        return [key for key, value in held.items() if type(value) is int and value in cut and key not in known]
+
+    def _cut_below(self, name: str) -> set[int]:
+        """Return the old sizes of all dimensions of the parameters in a module that were cut."""
+        old, new = (dict(m.get_submodule(name).named_parameters()) for m in (self.whole, self.small))
+        pairs = [zip(old[key].shape, new[key].shape, strict=True) for key in old]
+        return {a for pair in pairs for a, b in pair if a != b}
+
+
+def _frames(error: BaseException | None) -> list[tuple[nn.Module, tuple[str, ...]]]:
+    """Return the module of each frame of a traceback that is one of its methods, with the names that it uses."""
+    trace = None if error is None else error.__traceback__
+    found = []
+    while trace is not None:
+        module = trace.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Module):
+            found.append((module, trace.tb_frame.f_code.co_names))
+        trace = trace.tb_next
+    return found
+
+
+def check_same(whole: nn.Module, small: nn.Module, inputs: ExampleInputs, search: SizeSearch) -> None:
+    """Compare the outputs of two models on the inputs.
+
+    Raises:
+        SparseLightningError: if the small one fails or gives other outputs.
+    """
+    expected = outputs(whole, inputs)
+    try:
+        made = outputs(small, inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        lines = str(error).strip().splitlines()
+        reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        raise SparseLightningError(_message(small, search.culprit(error), reason)) from error
+    gap = difference(expected, made)
+    if gap is not None:
+        raise SparseLightningError(_message(small, search.culprit(None), gap))
+
+
+def _message(small: nn.Module, culprit: str, reason: str) -> str:
+    return (
+        f"{type(small).__name__} cannot be compacted as a module: {culprit or 'its outputs change'} ({reason}). Export "
+        'its program instead, in which sizes are rewritten: sparse_lightning.export.Compact(route="graph")'
+    )
+
+
+def outputs(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
+    """Return the tensors that a model computes in eval mode, without gradients; its modes are restored."""
+    modes = {module: module.training for module in model.modules()}
+    devices = [d for d in {t.device for t in model.parameters()} if d.type == "cuda"]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            torch.manual_seed(0)
+            made = model.eval()(*inputs.args, **inputs.kwargs)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    return tensors_in(made)
+
+
+def tensors_in(made: Any) -> list[Tensor]:
+    """Return the tensors of nested outputs."""
+    return [leaf.detach() for leaf in leaves(made) if isinstance(leaf, Tensor)]
+
+
+def difference(expected: list[Tensor], made: list[Tensor]) -> str | None:
+    """Return how outputs differ by more than the order of sums explains; None if they do not."""
+    if len(expected) != len(made):
+        return f"{len(made)} outputs instead of {len(expected)}"
+    for one, other in zip(expected, made, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return f"an output is {tuple(other.shape)} {other.dtype} instead of {tuple(one.shape)} {one.dtype}"
+        gap = relative_error(one, other)
+        if not gap <= TOLERANCE.get(one.dtype, 0.02 if one.is_floating_point() else 0.0):
+            return f"outputs differ by {gap:.1e} of the largest"
+    return None
+
+
+def relative_error(expected: Tensor, made: Tensor) -> float:
+    """Return the largest difference relative to the largest value; elements that are equal, or both NaN, count as 0."""
+    same = (expected == made) | (expected.isnan() & made.isnan())
+    if bool(same.all()):
+        return 0.0
+    wide = torch.float64 if expected.is_floating_point() else expected.dtype
+    if wide != torch.float64:
+        return float("inf")
+    one, other = expected[~same].to(wide), made[~same].to(wide)
+    finite = expected[expected.isfinite()].to(wide)
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    gap = float((one - other).abs().max())
+    return gap / scale if scale else gap
