@@ -142,3 +142,10 @@ def test_parameters_and_modules_of_a_module():
     assert [holder[key] for holder, key in found] == [model[1], model[1][0], model[1][0].bias]
     model[1][0].bias = new = nn.Parameter(torch.ones(2))
     assert found[-1][0]["bias"] is new, "the dict is live"
+
+
+def test_orig_mod():
+    model = nn.Linear(2, 2)
+    compiled = torch.compile(model, backend="eager")
+    assert compat.uncompiled(compiled) is model, "OptimizedModule._orig_mod has changed"
+    assert compat.uncompiled(model) is model

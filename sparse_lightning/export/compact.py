@@ -51,7 +51,7 @@ class Compact:
         >>> with torch.no_grad():
         ...     for weights in (model[0].weight[:5], model[0].bias[:5], model[2].weight[:, :5]):
         ...         _ = weights.zero_()
-        >>> sparsifier, x = Sparsifier([Neurons("0")], Constant(0.625)), torch.randn(2, 4)
+        >>> sparsifier, x = Sparsifier([Neurons("0", "2")], Constant(0.625)), torch.randn(2, 4)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Compact(inputs=(x,))(Path(folder), model, sparsifier)
         ...     fresh = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
