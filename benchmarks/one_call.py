@@ -23,7 +23,7 @@ from sparse_lightning.data import LabelledText
 from sparse_lightning.models import TextClassifier
 
 LABELS, EACH, TEST, TOKENS, BATCH = 10, 300, 60, 24, 16
-DENSE_STEPS, SPARSE_STEPS, EVERY, SEEN = 150, 80, 10, 16
+DENSE_STEPS, SPARSE_STEPS, EVERY, SEEN = 120, 40, 5, 16
 LAYER, ONE = "encoder.encoder.layer.*", r"encoder\.encoder\.layer\.(\d+)"
 PATTERNS = [
     sl.Heads(
@@ -62,10 +62,14 @@ def evaluate(model: nn.Module, texts: Texts) -> tuple[float, float]:
 
 
 def train(model: TextClassifier, texts: Texts, steps: int, seed: int, masks: dict[str, Tensor] | None) -> list[float]:
-    """Fine-tune a model, with masks held if there are some; return the test loss every few steps."""
+    """Fine-tune a model, with masks held if there are some; return the test loss every few steps.
+
+    The learning rate decays to zero.
+    """
     draw, (ids, labels) = torch.Generator().manual_seed(seed), texts.train
     groups = [{"params": model.encoder.parameters(), "lr": 5e-5}, {"params": model.head.parameters(), "lr": 5e-3}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     sparsifier = None if masks is None else sl.Sparsifier(PATTERNS, sl.Constant(0.5), sl.Magnitude(), masks=masks)
     if sparsifier is not None:
         sparsifier.attach(model, optimizer)
@@ -76,6 +80,7 @@ def train(model: TextClassifier, texts: Texts, steps: int, seed: int, masks: dic
         optimizer.zero_grad()
         cross_entropy(model(ids[batch]), labels[batch]).backward()
         optimizer.step()
+        decay.step()
         if masks is not None and (step + 1) % EVERY == 0:
             losses.append(evaluate(model, texts)[1])
     if sparsifier is not None:

@@ -58,3 +58,5 @@ def test_refit_keeps_most_of_what_one_call_would_lose(study):
     assert refitted[1] - dense[1] < (pruned[1] - dense[1]) / 3, "the loss right after pruning"
     assert refitted[0] > pruned[0] + 3, "the accuracy right after pruning"
     assert found["Refit, tuned"][0] > pruned[0] + 3, "the accuracy after fine-tuning with the masks held"
+    losses, goal = found["Refit, losses"], found["pruned, losses"][-1]
+    assert min(losses[: len(losses) // 2]) <= goal, "half of the steps are not enough"
