@@ -179,7 +179,7 @@ def shallow_copy(module: nn.Module, keeps: Callable[[Any], bool]) -> nn.Module:
         module: to copy; it is not changed.
         keeps: whether to keep a hook.
     """
-    copied: nn.Module = type(module).__new__(type(module))
+    copied: nn.Module = object.__new__(type(module))  # the class of FSDP2 would build a new module
     vars(copied).update(vars(module), training=False)
     for name in ("_forward_hooks", "_forward_pre_hooks"):
         hooks = vars(module)[name]
