@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+
 import pytest
 import torch
-from graph_models import PLAIN, VECTORS
+from graph_models import PLAIN, VECTORS, Function
 from torch import nn
 
 from sparse_lightning.errors import CouplingError
-from sparse_lightning.graph import Couplings, couplings
+from sparse_lightning.graph import Couplings, TracedValue, couplings
+from sparse_lightning.graph.atoms import Reason
+from sparse_lightning.graph.call import RULES
 from sparse_lightning.graph.proof import TOLERANCE, Proof
 
 
@@ -52,19 +57,65 @@ def test_without_inputs_the_error_says_how_to_pass_them():
         couplings(nn.Linear(2, 2))
 
 
+def between(middle: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    """Two linear layers with 8 units, and a function of these between them."""
+    return Function(lambda m, x: m.down(middle(m.up(x))), up=nn.Linear(4, 8), down=nn.Linear(8, 3))
+
+
+def reason_of(found: Couplings, parameter: str) -> Reason:
+    [reason] = [refusal.reason for refusal in found.refusals if parameter in refusal.parameters]
+    return reason
+
+
 def test_an_operation_without_a_rule_pins_what_it_touches_and_is_named():
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down(torch.sort(self.up(x), -1).values)
-
-    found = couplings(Odd(), (VECTORS,))
+    found = couplings(between(lambda x: torch.sort(x, -1).values), (VECTORS,))
     assert not found.families
-    [reason] = [refusal.reason for refusal in found.refusals if "up.bias" in refusal.parameters]
+    reason = reason_of(found, "up.bias")
     assert (reason.operation, reason.why.split(":")[0]) == ("aten.sort", "an operation without a rule")
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (lambda call, x: x, "its rule does not take these arguments"),
+        (lambda call, x, shifts, dims: TracedValue((), ()), "its rule does not give a result of its shape"),
+    ],
+    ids=["arguments", "shape"],
+)
+def test_a_rule_that_does_not_fit_the_call_pins_what_it_touches_and_is_named(monkeypatch, other, why):
+    monkeypatch.setitem(RULES, "aten.roll.default", other)
+    found = couplings(between(lambda x: torch.roll(x, 1, -1)), (VECTORS,))
+    assert not found.families, f"\n{found}"
+    reason = reason_of(found, "up.bias")
+    assert (reason.operation, reason.why.split(":")[0]) == ("aten.roll", why)
+
+
+def test_rules_take_every_argument_of_their_operations():
+    for name, registered in RULES.items():
+        library, operation, overload = name.split(".")
+        if library == "transformers":
+            continue  # defined when transformers is imported
+        schema = getattr(getattr(getattr(torch.ops, library), operation), overload)._schema
+        by_place = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+        by_name = {argument.name: None for argument in schema.arguments if argument.kwarg_only}
+        inspect.signature(registered).bind("call", *by_place, **by_name)
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        lambda x: nn.functional.hardtanh(x, 0.5, 1.0),
+        lambda x: nn.functional.threshold(x, 0.5, 2.0),
+        lambda x: nn.functional.threshold(x, -0.5, 2.0),
+    ],
+    ids=["hardtanh", "threshold", "threshold below zero"],
+)
+def test_functions_are_zero_at_zero_as_their_arguments_say(middle):
+    model = between(lambda x: middle(x).sum(-1, keepdim=True).expand(-1, 8))
+    found = couplings(model, (VECTORS,))
+    zero = bool(middle(torch.zeros(1)) == 0)
+    assert [family.units for family in found if "up.bias" in family.parameters()] == ([8] if zero else []), f"\n{found}"
+    assert all(error <= TOLERANCE for error in worst_error(found).values())
 
 
 @pytest.mark.parametrize(
@@ -81,18 +132,9 @@ def test_an_operation_without_a_rule_pins_what_it_touches_and_is_named():
     ],
 )
 def test_what_mixes_units_or_is_not_finite_at_zero_pins_them(middle, operation):
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down(middle(self.up(x)))
-
-    found = couplings(Net(), (VECTORS,))
+    found = couplings(between(middle), (VECTORS,))
     assert not found.families, f"\n{found}"
-    [reason] = [refusal.reason for refusal in found.refusals if "up.bias" in refusal.parameters]
-    assert reason.operation == operation
+    assert reason_of(found, "up.bias").operation == operation
 
 
 def test_control_flow_on_data_is_an_error_that_points_to_the_hand_written_patterns():

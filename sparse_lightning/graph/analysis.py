@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, fx
 
 from sparse_lightning.graph import rules
 from sparse_lightning.graph.atoms import Atoms, Ids
-from sparse_lightning.graph.call import RULES, Call, operation_name, plain_sizes
+from sparse_lightning.graph.call import RULES, Call, Result, Rule, operation_name, plain_sizes
 from sparse_lightning.graph.rules.shapes import KEEPS_INNER, WITH_DYNAMIC
 from sparse_lightning.graph.trace import TracedModel
 from sparse_lightning.graph.traced_value import TracedValue
@@ -19,6 +20,8 @@ from sparse_lightning.graph.traced_value import TracedValue
 __all__ = ["Analysis", "analyse", "rules"]
 
 UNKNOWN = "an operation without a rule: it may mix any of its inputs"
+OTHER_ARGUMENTS = "its rule does not take these arguments: it may mix any of its inputs"
+OTHER_SHAPE = "its rule does not give a result of its shape: it may mix any of its inputs"
 _IGNORED = ("_assert", "sym_constrain", "sym_size", "sym_numel", "sym_stride", "guard")
 
 
@@ -60,9 +63,9 @@ def analyse(traced: TracedModel) -> Analysis:
 class _Walk:
     def __init__(self, found: Analysis) -> None:
         self._found, self._atoms = found, found.atoms
-        signature = found.traced.program.graph_signature
-        self._parameters = dict(signature.inputs_to_parameters)
-        self._buffers = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+        names = found.traced.program.graph_signature
+        self._parameters = dict(names.inputs_to_parameters)
+        self._buffers = {**names.inputs_to_buffers, **names.inputs_to_lifted_tensor_constants}
         self._first_names = _first_names(found.traced.model)
         found.aliases.update(self._first_names)
         self._used: set[str] = set()
@@ -106,8 +109,8 @@ class _Walk:
         if any(word in name for word in _IGNORED) or not (inputs or _tensors(made)):
             return made
         result = self._applied(call, node, made)
-        if result is None:
-            result = self._unknown(call, inputs, made)
+        if isinstance(result, str):
+            result = self._unknown(call, inputs, made, result)
         constant, fixed = all(v.constant for v in inputs), all(v.fixed for v in inputs)
         moves = RULES.get(name) in KEEPS_INNER
         for value in inputs:
@@ -118,18 +121,21 @@ class _Walk:
             lambda value: replace(value, constant=constant, fixed=fixed, inner=value.inner if moves else ()),
         )
 
-    def _applied(self, call: Call, node: fx.Node, made: Any) -> Any:
-        """Return what the rule returns; None without a rule, or if its result has not the shape of the operation's."""
-        if call.operation not in RULES:
-            return None
+    def _applied(self, call: Call, node: fx.Node, made: Any) -> Result | str:
+        """Return what the rule returns, or why it says nothing about this call."""
+        rule = RULES.get(call.operation)
+        if rule is None:
+            return UNKNOWN
         args = fx.map_arg(node.args, lambda n: self._found.values[n.name])
         kwargs = fx.map_arg(node.kwargs, lambda n: self._found.values[n.name])
-        result = RULES[call.operation](call, *args, **kwargs)
-        return result if _fits(result, made) else None
+        if not _takes(rule, (call, *args), kwargs):
+            return OTHER_ARGUMENTS
+        result = rule(call, *args, **kwargs)
+        return result if _fits(result, made) else OTHER_SHAPE
 
-    def _unknown(self, call: Call, inputs: list[TracedValue], made: Any) -> Any:
+    def _unknown(self, call: Call, inputs: list[TracedValue], made: Any, why: str) -> Any:
         for value in inputs:
-            call.pin_all(value, UNKNOWN)
+            call.pin_all(value, why)
         if isinstance(made, Tensor):
             return call.pinned(plain_sizes(made))
         if isinstance(made, tuple | list):
@@ -147,6 +153,14 @@ class _Walk:
         for value in _leaves(self._values(node.all_input_nodes)):
             if isinstance(value, TracedValue):
                 call.pin_all(value, "it is an output of the model")
+
+
+def _takes(rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        signature(rule).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def _first_names(model: torch.nn.Module) -> dict[str, str]:

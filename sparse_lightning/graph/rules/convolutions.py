@@ -118,7 +118,7 @@ for _n in (1, 2, 3):
     _over_positions(
         _n,
         [
-            *(f"aten.{kind}_pool{_n}d.default" for kind in ("max", "avg", "adaptive_avg", "adaptive_max", "lp")),
+            *(f"aten.{kind}_pool{_n}d.default" for kind in ("max", "avg", "adaptive_avg", "adaptive_max")),
             *(f"aten.max_pool{_n}d_with_indices.default", f"aten.upsample_nearest{_n}d.vec"),
             f"aten.upsample_nearest{_n}d.default",
             *((f"aten.reflection_pad{_n}d.default", f"aten.replication_pad{_n}d.default")),

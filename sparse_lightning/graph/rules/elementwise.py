@@ -18,9 +18,9 @@ def _names(words: str, overload: str = "default") -> list[str]:
 
 @rule(
     *_names("dropout alpha_dropout feature_dropout contiguous clone alias detach detach_ lift_fresh_copy lift_fresh"),
-    *_names("view_of to_dense positive resolve_conj resolve_neg"),
+    *_names("to_dense positive resolve_conj resolve_neg"),
     *[f"aten.to.{overload}" for overload in ("dtype", "dtype_layout", "device", "other", "prim_Device")],
-    *[f"aten.{name}.default" for name in ("_to_copy", "type_as", "float", "double", "half")],
+    *[f"aten.{name}.default" for name in ("_to_copy", "type_as")],
     "prims.convert_element_type.default",
 )
 def identity(call: Call, x: TracedValue, *args: Any, **kwargs: Any) -> TracedValue:
@@ -29,19 +29,27 @@ def identity(call: Call, x: TracedValue, *args: Any, **kwargs: Any) -> TracedVal
 
 
 @rule(
-    *_names("relu relu6 leaky_relu elu selu celu gelu silu mish tanh hardtanh hardswish tanhshrink softshrink"),
-    *_names(
-        "hardshrink neg sin sinh asinh asin atan tan erf expm1 sign trunc floor ceil round softsign square abs sqrt"
-    ),
+    *_names("relu relu6 leaky_relu elu selu celu gelu silu mish tanh hardtanh hardswish softshrink"),
+    *_names("hardshrink neg sin sinh asinh asin atan tan erf expm1 sign trunc floor ceil round square abs sqrt"),
     *_names("threshold rrelu nan_to_num"),
 )
 def zero_at_zero(call: Call, x: TracedValue, *args: Any, **kwargs: Any) -> TracedValue:
     """Return a function of each element that is zero at zero."""
     name = call.operation.split(".")[1]
+    if not _keeps_zero(name, *args):
+        return x.nonzero()
     if name == "sqrt" and x.sign is not Sign.ANY:
         return x
     positive = {"abs", "square", "relu", "relu6", "sqrt"}
     return replace(x, sign=Sign.NONNEGATIVE if name in positive else Sign.ANY)
+
+
+def _keeps_zero(name: str, *bounds: float) -> bool:
+    """Whether a function is zero at zero, which for some depends on their arguments."""
+    if name == "hardtanh" and bounds:
+        low, high = (*bounds, 1.0)[:2]
+        return low <= 0 <= high
+    return name != "threshold" or bounds[0] < 0 or bounds[1] == 0
 
 
 @rule(*_names("sigmoid exp exp2 softplus cosh hardsigmoid"))
@@ -92,7 +100,7 @@ def add(call: Call, x: Any, y: Any, alpha: float = 1) -> TracedValue:
     return TracedValue(dims, zero, sign=sign)
 
 
-@rule(*_names("mul", "Tensor"), *_names("mul", "Scalar"), *_names("__and__", "Bool"))
+@rule(*_names("mul", "Tensor"), *_names("mul", "Scalar"))
 def mul(call: Call, x: Any, y: Any) -> TracedValue:
     """Multiply: zero where either is."""
     values = [arg for arg in (x, y) if isinstance(arg, TracedValue)]
@@ -104,7 +112,8 @@ def mul(call: Call, x: Any, y: Any) -> TracedValue:
 
 
 @rule(
-    *_names("div true_divide floor_divide", "Tensor"),
+    *_names("div true_divide", "Tensor"),
+    *_names("floor_divide"),
     *_names("div", "Scalar"),
     *_names("div", "Tensor_mode"),
     *_names("div", "Scalar_mode"),
