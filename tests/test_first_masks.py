@@ -169,6 +169,10 @@ def test_what_is_not_a_mapping_of_masks_raises_at_once(masks, text):
             r"torch\.bool and shape \(4, 8\) for up\.weight, whose grid of blocks has the shape \(8, 4\)",
         ),
         (lambda masks: {**masks, "up.weight": masks["up.weight"].float()}, r"torch\.float32.*pass a boolean tensor"),
+        (
+            lambda masks: {**masks, "up.weight": masks["up.weight"].tolist()},
+            r"masks has a list for up\.weight: pass a boolean tensor",
+        ),
     ],
 )
 def test_masks_that_do_not_fit_raise(change, text):

@@ -33,7 +33,7 @@ from sparse_lightning.flow.context import Value
 from sparse_lightning.flow.ops import BlockReduction, Grouped
 from sparse_lightning.kernels import block_score
 from sparse_lightning.kernels.block_score import compiled, native, reference
-from sparse_lightning.kernels.stage import Ref, Stage, Step
+from sparse_lightning.kernels.stage import Ref, Stage, Step, elementwise
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -202,6 +202,22 @@ def test_native_windows_of_any_shape_and_stride(data):
     stage = Stage(1, (Step("abs", (Ref(0),)),), ((Ref(1), "sum"), (Ref(0), "max"), (Ref(0), "min")))
     wanted = reference.fold(stage, [window])
     torch.testing.assert_close(native.fold(stage, [window]), wanted, equal_nan=True)
+
+
+@needs_native
+def test_native_takes_any_number_of_a_flow():
+    """Infinity, as in the least of some weights, NaN, zero below zero, subnormal and large numbers."""
+    numbers = [torch.inf, -torch.inf, torch.nan, -0.0, 1e-42, 1 / 3, 3.0, 2.0**63, 1e25]
+    steps = [Step("maximum", (Ref(0), 0.25))]
+    for number in numbers:
+        steps += [Step("gt", (Ref(0), number)), Step("mul", (Ref(1), number)), Step("div", (number, Ref(1)))]
+    stage = Stage(1, tuple(steps), tuple((Ref(i), "max") for i in range(1, len(steps) + 1)))
+    window = torch.randn(3, 2, 2, 4)
+    assert native._built(stage, (window.dtype,)) is not None, "the native kernel was not used"
+    single = [
+        elementwise(Stage(1, stage.steps, (fold,)), [window])[0].to(torch.float32).amax((1, 3)) for fold in stage.folds
+    ]
+    torch.testing.assert_close(native.fold(stage, [window]), single, equal_nan=True, rtol=0, atol=0)
 
 
 @needs_native

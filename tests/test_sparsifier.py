@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 
@@ -21,6 +22,9 @@ from sparse_lightning import (
     Gradual,
     Neurons,
     PatternError,
+    Proximal,
+    PruneOnce,
+    Soft,
     SparseLightningError,
     Sparsifier,
     SparsityError,
@@ -86,6 +90,7 @@ def frozen():
         (lambda: attach(schedule=Cubic(0.5)), SparsityError, "end=0.7 of Cubic .* total_steps is unknown"),
         (lambda: attach(update_every=0), SparsityError, "update_every=0 is out of range: pass 1 or more"),
         (lambda: attach(patterns=[Blocks("upp.weight", (4, 4))]), PatternError, "did you mean 'up.weight'"),
+        (lambda: attach(patterns=[]), PatternError, "no patterns were passed"),
         (lambda: attach(patterns=[Blocks(LAYERS, (5, 4))]), PatternError, r"up.weight of shape \(32, 16\)"),
         (lambda: attach(patterns=[Neurons("up", "down"), Blocks(LAYERS, (4, 4))]), PatternError, "claimed"),
         (lambda: attach(criterion=AdamFisher()), FlowError, "exp_avg_sq of up.weight is missing"),
@@ -143,3 +148,55 @@ def test_a_failed_attach_leaves_the_optimizer_without_hooks():
         nn.functional.mse_loss(net(torch.ones(1, 16)), torch.ones(1, 8)).backward()
         optimizer.step()
         assert net.up.weight.all(), f"blocks are pruned after an error in the {wrong}"
+
+
+def methods_in_turn():
+    """Pairs of methods of which the second reads something else of a block than the first."""
+    remembering = [Soft(3), Proximal(), PruneOnce()]
+    return [(one, other) for one in remembering for other in remembering if one is not other]
+
+
+@pytest.mark.parametrize(("saved", "other"), methods_in_turn(), ids=lambda method: type(method).__name__)
+def test_what_one_method_remembers_is_not_read_by_another(saved, other):
+    """Proximal would take the fractions of Soft for thresholds, and shrink the whole model to zero."""
+    first = attach(criterion="magnitude", method=saved)
+    first.update_now()
+    state = copy.deepcopy(first.state_dict())
+    second = attach(criterion="magnitude", method=other)
+    before = second.masks["up.weight"].clone()
+    with pytest.raises(
+        CheckpointError, match=f"saved with the method {type(saved).__name__}, and {type(other).__name__}"
+    ):
+        second.load_state_dict(state)
+    assert second.masks["up.weight"].equal(before)
+    attach(criterion="magnitude", method=Gradual()).load_state_dict(state)
+    attach(criterion="magnitude", method=saved).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda state: {"state_dict": {}, "callbacks": {}},
+            "has no masks, .*, but state_dict, callbacks: pass",
+        ),
+        (lambda state: {k: v for k, v in state.items() if k != "last_update"}, "has no last_update, but criterion, "),
+        (
+            lambda state: {**state, "masks": cut(state["masks"])},
+            r"1 bytes of .* up\.weight, .*\(8, 4\) needs 4",
+        ),
+    ],
+    ids=["a whole checkpoint", "an entry is missing", "a mask is cut short"],
+)
+def test_a_state_that_is_none_is_refused_before_it_is_loaded(change, text):
+    ours = attach(criterion="magnitude")
+    ours.update_now()
+    before = copy.deepcopy(ours.masks)
+    with pytest.raises(CheckpointError, match=text):
+        ours.load_state_dict(change(ours.state_dict()))
+    assert all(ours.masks[name].equal(mask) for name, mask in before.items())
+
+
+def cut(masks):
+    """Saved masks, of which that of `up.weight` has lost all bytes but one."""
+    return {**masks, "up.weight": {**masks["up.weight"], "bits": masks["up.weight"]["bits"][:1]}}

@@ -38,6 +38,7 @@ from sparse_lightning.engine.other_steps import OtherSteps, check_held
 from sparse_lightning.engine.ranks import agree
 from sparse_lightning.engine.regrowth import check_can_grow, with_random_ties
 from sparse_lightning.engine.replaced import Replaced
+from sparse_lightning.engine.saved_state import check_state
 from sparse_lightning.engine.scoring import Scores, Scoring
 from sparse_lightning.engine.shortfall import shortfall
 from sparse_lightning.errors import PatternError
@@ -71,6 +72,8 @@ class Engine:
         self._optimizers = [innermost(optimizer) for optimizer in optimizers]
         names = Names(model)
         found = resolve_in(configuration.patterns, names)
+        if not found:
+            raise PatternError("no patterns were passed, so that nothing would be pruned: pass one, such as Blocks()")
         self.passed_over = [name for name in names.passed_over if names.owner_of(names.parameters[name]) is None]
         self._adapters = AdapterWatch(found, names)
         self.configuration = resolved(configuration, self.schedule, found, model)
@@ -376,6 +379,7 @@ class Engine:
         """Return masks, state of the flows, and the position in the schedule: tensors and numbers only."""
         return {
             "criterion": type(self.configuration.criterion).__name__,
+            "method": type(self.configuration.method).__name__,
             "step": self.step,
             "owed": self._is_owed,
             "observed": self._observed,
@@ -395,6 +399,7 @@ class Engine:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned, and apply the masks."""
+        check_state(state, self.configuration.method)
         grids = {name: block.grid_shape for scope in self.scopes for name, block in scope.blocks.items()}
         masks = packed.unpack_all(state["masks"], grids)
         self.scoring.load_state_dict(state, self._names)

@@ -44,6 +44,8 @@ def first_masks(given: Mapping[str, Tensor] | str, scopes: Iterable[MaskedScope]
         mask = given.get(name)
         if mask is None:
             raise PatternError(f"masks has no mask for {name}: pass one for each name in Sparsifier.masks")
+        if not isinstance(mask, Tensor):
+            raise PatternError(f"masks has a {type(mask).__name__} for {name}: pass a boolean tensor, True = pruned")
         if mask.dtype != torch.bool or tuple(mask.shape) != tuple(block.grid_shape):
             raise PatternError(
                 f"masks has a tensor of {mask.dtype} and shape {tuple(mask.shape)} for {name}, whose grid of blocks "

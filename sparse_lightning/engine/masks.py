@@ -61,6 +61,11 @@ def unpack_all(saved: Mapping[str, Mapping[str, Any]], grids: Mapping[str, Seque
                 f"the checkpoint has a mask of shape {tuple(entry['shape'])} for {name}, whose grid of blocks has the "
                 f"shape {tuple(grids[name])}: resume with the model and the block shape that it was saved with"
             )
+        if entry["bits"].numel() != -(-math.prod(entry["shape"]) // 8):
+            raise CheckpointError(
+                f"the checkpoint has {entry['bits'].numel()} bytes of the mask of {name}, whose shape "
+                f"{tuple(entry['shape'])} needs {-(-math.prod(entry['shape']) // 8)}: it is damaged, use another one"
+            )
     return {name: unpack(entry["bits"], entry["shape"]) for name, entry in saved.items()}
 
 

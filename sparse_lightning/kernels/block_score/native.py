@@ -233,8 +233,17 @@ def _grid(fold: int, kind: FoldKind) -> list[str]:
 
 
 def _expression(step: Step) -> str:
-    arguments = [f"v{a.at}" if isinstance(a, Ref) else f"T({a!r})" for a in step.arguments]
+    arguments = [f"v{a.at}" if isinstance(a, Ref) else _literal(a) for a in step.arguments]
     return EXPRESSIONS[step.operation].format(*arguments)
+
+
+def _literal(number: float) -> str:
+    """Return a number in C++: exact, as a hexadecimal of the precision of Python; infinity and NaN have names."""
+    if math.isnan(number):
+        return "T(NAN)"
+    if math.isinf(number):
+        return f"T({'-' if number < 0 else ''}INFINITY)"
+    return f"T({float(number).hex()})"
 
 
 def _lines(lines: Sequence[str], indent: int) -> str:
