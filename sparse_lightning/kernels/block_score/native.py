@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -182,7 +182,7 @@ def _is_contiguous(window: Tensor) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _built(stage: Stage, dtypes: tuple[torch.dtype, ...]) -> ctypes._FuncPointer | None:
+def _built(stage: Stage, dtypes: tuple[torch.dtype, ...]) -> Callable[..., None] | None:
     """Return the kernel of a stage; None if it has operations that are not vectorized, or cannot be built."""
     if any(step.operation not in EXPRESSIONS for step in stage.steps):
         return None
