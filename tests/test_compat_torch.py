@@ -29,6 +29,16 @@ def test_cdata():
     assert compat.descriptors([weight]) != before, "Tensor._cdata or swap_tensors has changed"
 
 
+@pytest.mark.parametrize("register", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
+def test_module_hooks(register):
+    layer = nn.Linear(2, 2)
+    assert not compat.has_hooks(layer)
+    handle = getattr(layer, f"register_{register}")(lambda *args: None)
+    assert compat.has_hooks(layer), "nn.Module keeps its hooks in other attributes"
+    handle.remove()
+    assert not compat.has_hooks(layer)
+
+
 def test_dynamo_config_and_fail_on_recompile_limit_hit():
     names = "torch._dynamo.config.recompile_limit or torch._dynamo.exc.FailOnRecompileLimitHit has changed"
 

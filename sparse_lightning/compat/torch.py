@@ -154,6 +154,14 @@ def writes_in_place(target: Any) -> bool:
     return is_operation(target) and bool(target._schema.is_mutable)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has forward or backward hooks.
+
+    Private: `nn.Module._forward_hooks`, `_forward_pre_hooks` and `_backward_hooks`.
+    """
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
 def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
     """Return nested tuples, lists and dicts with each leaf changed.
 

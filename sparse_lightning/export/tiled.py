@@ -16,8 +16,8 @@ from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import CheckpointError, SparseLightningError
 from sparse_lightning.export.saving import save_tensors
 from sparse_lightning.export.state import first_names, plain, tensors_of, writes
+from sparse_lightning.graph.inputs import Inputs
 from sparse_lightning.tiles import TileLinear, tiled
-from sparse_lightning.tiles.example_inputs import Inputs
 
 HEADER = "sparse_lightning.tiled"
 """The entry of the file's metadata that names the tiled layers, and tied tensors."""

@@ -1,4 +1,4 @@
-"""Example inputs: what a model is traced with."""
+"""Example inputs: what a model is traced with, or called with once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ExampleInputs:
             if given is not None:
                 return cls._parsed(given)
         raise CouplingError(
-            f"{type(model).__name__} has no example inputs to trace it with: pass inputs, a tuple of tensors or a dict "
+            f"{type(model).__name__} has no example inputs: pass inputs, a tuple of tensors or a dict "
             "of keyword arguments, or set example_input_array in the model"
         )
 
@@ -65,6 +65,16 @@ class ExampleInputs:
     def on(self, device: torch.device) -> ExampleInputs:
         """Return the inputs on a device."""
         return self._changed(lambda t: t.to(device))
+
+    def run(self, model: nn.Module) -> Any:
+        """Call a model without gradients, in evaluation mode, and return its outputs; its modes are restored."""
+        modes = {module: module.training for module in model.modules()}
+        try:
+            with torch.no_grad():
+                return model.eval()(*self.args, **self.kwargs)
+        finally:
+            for module, training in modes.items():
+                module.training = training
 
     def doubled(self) -> ExampleInputs:
         """Return floating-point inputs as float64."""

@@ -9,9 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from sparse_lightning.compat.torch import has_hooks
 from sparse_lightning.errors import SparseLightningError
+from sparse_lightning.graph.inputs import ExampleInputs, Inputs
 from sparse_lightning.tiles.cutting import best_tile
-from sparse_lightning.tiles.example_inputs import Arguments, Inputs, example_inputs, run
 from sparse_lightning.tiles.linear import TileLinear
 from sparse_lightning.tiles.table import TiledLayer, TileTable
 from sparse_lightning.tiles.timing import compare
@@ -55,7 +56,8 @@ def tiled(model: nn.Module, inputs: Inputs = None, tile: tuple[int, int] | None 
         ['', 'few tiles are zero']
     """
     copied = copy.deepcopy(model)
-    arguments = example_inputs(copied, inputs)
+    device = next((tensor.device for tensor in (*copied.parameters(), *copied.buffers())), torch.device("cpu"))
+    arguments = ExampleInputs.of(copied, inputs).on(device)
     seen = _record(copied, arguments)
     layers: list[TiledLayer] = []
     found: dict[nn.Module, nn.Module] = {}
@@ -72,7 +74,7 @@ def tiled(model: nn.Module, inputs: Inputs = None, tile: tuple[int, int] | None 
     return result
 
 
-def _record(model: nn.Module, inputs: Arguments) -> dict[nn.Module, list[Tensor]]:
+def _record(model: nn.Module, inputs: ExampleInputs) -> dict[nn.Module, list[Tensor]]:
     """Return the inputs of each linear layer in one call of the model, one of each shape."""
     seen: dict[nn.Module, dict[object, Tensor]] = {}
 
@@ -85,7 +87,7 @@ def _record(model: nn.Module, inputs: Arguments) -> dict[nn.Module, list[Tensor]
     linear = [module for module in model.modules() if type(module) is nn.Linear]
     hooks = [module.register_forward_pre_hook(see, with_kwargs=True) for module in linear]
     try:
-        run(model, inputs)
+        inputs.run(model)
     finally:
         for hook in hooks:
             hook.remove()
@@ -96,7 +98,7 @@ def _obstacle(model: nn.Module, layer: nn.Linear) -> str:
     """Return why a layer can't be replaced, whatever its weight is; an empty string if it can."""
     if type(layer.weight) is not nn.Parameter:
         return f"its weight is a {type(layer.weight).__name__}"
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+    if has_hooks(layer):
         return "it has hooks"
     for name, module in model.named_modules():
         if isinstance(module, nn.TransformerEncoderLayer) and layer in module.children():
@@ -152,9 +154,9 @@ def _replaced(model: nn.Module, found: Mapping[nn.Module, nn.Module]) -> nn.Modu
     return model
 
 
-def _check_runs(model: nn.Module, inputs: Arguments) -> None:
+def _check_runs(model: nn.Module, inputs: ExampleInputs) -> None:
     try:
-        run(model, inputs)
+        inputs.run(model)
     except AttributeError as error:
         raise SparseLightningError(
             f"{type(model).__name__} can't be tiled: it reads an attribute of a linear layer that a TileLinear does "
