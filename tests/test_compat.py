@@ -160,6 +160,7 @@ def test_private_names_of_other_libraries_are_used_in_compat_only():
             "_local_tensor",
             "_optimizer_step_post_hooks",
             "_optimizer_step_pre_hooks",
+            "_orig_mod",
             "_python_dispatch",
             "_utils",
         },
