@@ -2,20 +2,25 @@
 
 Results are checked first. Each part prints speedups, medians over interleaved rounds in this one run: larger is faster.
 Tiles: one linear layer, as `tiled` converts it, and as torch's own block-sparse matrix (BSR).
+Compact: a transformer block and a convolutional network without their zero units; the latter also as Torch-Pruning
+leaves it, where that is installed.
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import product
+from importlib.util import find_spec
+from itertools import pairwise, product
 
 import torch
 import torch.nn.functional as F
 from interleaved import DEVICE, machine, ratios
 from torch import nn
 
-from sparse_lightning import TileLinear, tiled
+from sparse_lightning import Constant, Coupled, Magnitude, Sparsifier, TileLinear, Uniform, compact, tiled
+from sparse_lightning.models.transformer import Block
 
 SHAPES = [(1024, 1024), (3072, 768)]
 TILES, SPARSITIES, ROWS = [32, 64], [0.25, 0.5, 0.75, 0.9], [1, 16, 128]
@@ -74,10 +79,83 @@ def measure_tiles() -> None:
     print(f"{below} cases below their limit")
 
 
+COMPACT_LIMITS = {("block", 0.5): 1.7, ("block", 0.75): 3.2, ("convolutions", 0.5): 2.5}
+"""The least speedup of a compacted model at a sparsity."""
+
+
+def convolutional() -> nn.Sequential:
+    """Return six convolutions with batch norms; the channels of all but the last can be removed."""
+    widths = [3, 64, 64, 128, 128, 256, 64]
+    layers: list[nn.Module] = []
+    for i, (read, made) in enumerate(pairwise(widths)):
+        layers += [nn.Conv2d(read, made, 3, stride=1 + i % 2, padding=1), nn.BatchNorm2d(made), nn.ReLU()]
+    return nn.Sequential(*layers).eval()
+
+
+def prune_units(model: nn.Module, inputs: torch.Tensor, sparsity: float, multiple_of: int) -> None:
+    """Zero a fraction of the units of each family."""
+    budget = Uniform(multiple_of=multiple_of)
+    pruning = Sparsifier([Coupled(inputs=(inputs,))], Constant(sparsity), Magnitude(), budget=budget)
+    pruning.attach(model, [])
+    pruning.update_now()
+    pruning.detach()
+
+
+def peer_pruned(model: nn.Module, inputs: torch.Tensor, sparsity: float) -> nn.Module | None:
+    """Return a pruned model as Torch-Pruning leaves it, which removes what is zero; None if it is not installed."""
+    if find_spec("torch_pruning") is None:
+        return None
+    import torch_pruning
+
+    copied = copy.deepcopy(model)
+    last = [module for module in copied.modules() if isinstance(module, nn.Conv2d)][-1]
+    with torch.enable_grad():
+        torch_pruning.pruner.BasePruner(
+            copied,
+            inputs,
+            importance=torch_pruning.importance.GroupMagnitudeImportance(p=2),
+            pruning_ratio=sparsity,
+            round_to=8,
+            ignored_layers=[last],
+        ).step()
+    return copied.eval()
+
+
+def compact_cases() -> Iterator[tuple[str, str, float, nn.Module, torch.Tensor]]:
+    """Yield name, kind, sparsity, model and inputs."""
+    for sparsity, tokens in product((0.5, 0.75), (128, 1)):
+        block = Block(768, 12, causal=True).eval().to(DEVICE)
+        yield f"block, {tokens} tokens", "block", sparsity, block, torch.randn(1, tokens, 768, device=DEVICE)
+    yield "conv net, 64×64", "convolutions", 0.5, convolutional().to(DEVICE), torch.randn(1, 3, 64, 64, device=DEVICE)
+
+
+def measure_compact() -> None:
+    """Print the part of compacted models."""
+    print(f"\ncompacted models in fp32, {machine()}; speedup over dense")
+    for name, kind, sparsity, model, inputs in compact_cases():
+        # A trace needs two tokens to leave their number open.
+        example = inputs if kind != "block" or inputs.shape[1] > 1 else torch.randn(1, 2, 768, device=DEVICE)
+        prune_units(model, example, sparsity, 8 if kind == "convolutions" else 1)
+        peer = peer_pruned(model, example, sparsity) if kind == "convolutions" else None
+        small = compact(model, (example,))
+        assert torch.allclose(small(inputs), model(inputs), atol=1e-4), "the compacted model gives other outputs"
+        actions = {"dense": lambda: model(inputs), "compact": lambda: small(inputs)}  # noqa: B023
+        if peer is not None:
+            assert torch.allclose(peer(inputs), model(inputs), atol=1e-4), "Torch-Pruning gives other outputs"
+            actions["Torch-Pruning"] = lambda: peer(inputs)  # noqa: B023
+        found = ratios(actions, "dense")
+        limit = COMPACT_LIMITS[kind, sparsity]
+        others = f"  Torch-Pruning {1 / found['Torch-Pruning']:5.2f} ×" if peer is not None else ""
+        speedup = 1 / found["compact"]
+        below = "  BELOW" if speedup < limit else ""
+        print(f"{name:24} {sparsity:.0%} {speedup:6.2f} ×{others}  (at least {limit:g}){below}", flush=True)
+
+
 def main() -> None:
     """Check, measure, print: one function for each part."""
     torch.manual_seed(0)
     with torch.no_grad():
+        measure_compact()
         measure_tiles()
 
 

@@ -45,10 +45,12 @@ class CheckedRuns:
         if self.is_sweep:
             raise ConfigError("ckpt_path: a sweep cannot be resumed: remove ckpt_path or -m")
         last = resumed_folder(folder) if is_given else last_run(folder.parent)
-        if (last / "results.json").is_file() and not any(
-            line.startswith("trainer.max_") for line in self.typed.overrides
-        ):
-            raise ConfigError(f"ckpt_path: the newest run, {last}, has ended: raise trainer.max_epochs to train longer")
+        longer = any(line.startswith("trainer.max_") for line in self.typed.overrides)
+        if (last / "results.json").is_file() and not longer and not self.main.config.export:
+            raise ConfigError(
+                f"ckpt_path: the newest run, {last}, has ended: raise trainer.max_epochs to train longer, or "
+                "choose what to export, such as export=compact"
+            )
         return last
 
     def folder_of(self, number: int, folder: Path) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 import yaml
 
 from sparse_lightning.app.check import check
@@ -18,7 +19,7 @@ from sparse_lightning.app.folders import last_checkpoint
 from sparse_lightning.app.paths import check_written
 from sparse_lightning.app.rank_zero import is_rank_zero
 from sparse_lightning.app.shards import check_checkpoint, check_model, check_word
-from sparse_lightning.report import Report, write_page
+from sparse_lightning.report import Report, add_export, write_page
 
 BUILT_EARLY = ("trainer", "optimizer", "pattern", "schedule", "criterion", "method", "budget", "compensation", "export")
 """The groups whose objects are built before the folder of a run is known."""
@@ -100,6 +101,8 @@ class PreparedRun:
         """Train the dense baseline, if requested, and the sparse model; write all files."""
         folder = Path(self.config["folder"])
         model, data, ckpt_path = self.build()
+        if self._exporter is not None and ckpt_path is not None and self._has_ended(folder):
+            return self._export_ended(folder, model, ckpt_path)
         logger = self._factory.logger() if self._logger is None else self._logger
         if is_rank_zero():
             folder.mkdir(parents=True, exist_ok=True)
@@ -107,12 +110,32 @@ class PreparedRun:
         self._report.folder = folder
         self._report.dense = self._dense(folder) if self.config["compare_dense"] else {}
         self._fit.fit(model, data, folder, ckpt_path, logger)
-        if self._exporter is not None:
-            self._exporter(folder, model, self._pruning.sparsifier)
-            if is_rank_zero():
-                write_page(folder)  # again, with what was exported
+        self._export(folder, model)
         metric = self.trainer.callback_metrics.get(getattr(model, "metric", ""))
         return RunResult(None if metric is None else float(metric), self._report.table, folder)
+
+    def _export(self, folder: Path, model: L.LightningModule) -> None:
+        """Write the model as `export` requests it, and the page again, with what was exported."""
+        if self._exporter is not None:
+            path = self._exporter(folder, model, self._pruning.sparsifier)
+            if is_rank_zero():
+                add_export(folder, path)
+                write_page(folder)
+
+    def _has_ended(self, folder: Path) -> bool:
+        """Whether a folder is that of a run that has ended, and was trained for as long as this one requests."""
+        config = folder / "config.yaml"
+        if not (folder / "results.json").is_file() or not config.is_file():
+            return False
+        before = yaml.safe_load(config.read_text("utf-8")).get("trainer", {})
+        return all(before.get(name) == self.config["trainer"].get(name) for name in ("max_epochs", "max_steps"))
+
+    def _export_ended(self, folder: Path, model: L.LightningModule, ckpt_path: Path | str) -> RunResult:
+        """Export a run that has ended, without training."""
+        state = torch.load(ckpt_path, map_location="cpu", weights_only=True)["state_dict"]
+        model.load_state_dict(state)
+        self._export(folder, model)
+        return RunResult(None, (folder / "table.txt").read_text("utf-8").rstrip(), folder)
 
     def build(self) -> tuple[L.LightningModule, L.LightningDataModule, Path | str | None]:
         """Build the model and the data, and check patterns, sharding and the checkpoint against them.
@@ -135,9 +158,11 @@ class PreparedRun:
         A resumed run reads those of a baseline that has ended.
         """
         file = folder / "dense.json"
-        resumes = self.config["ckpt_path"] == "last"
-        if resumes and file.is_file():
-            return {name: float(value) for name, value in json.loads(file.read_text("utf-8")).items()}
+        given = self.config["ckpt_path"]
+        resumes = given == "last"
+        ended = file if resumes or given is None else Path(given).resolve().parent.parent / "dense.json"
+        if given is not None and ended.is_file():
+            return {name: float(value) for name, value in json.loads(ended.read_text("utf-8")).items()}
         ckpt_path = last_checkpoint(folder / "dense" / "checkpoints") if resumes else None
         baseline = Fit(self._factory)
         check_checkpoint(baseline.trainer, ckpt_path)

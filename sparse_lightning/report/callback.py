@@ -10,6 +10,7 @@ import lightning as L
 
 from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.report.files import write_report
+from sparse_lightning.report.footprint import footprint
 from sparse_lightning.report.history import History
 from sparse_lightning.report.outcome import Outcome
 from sparse_lightning.report.tensorboard import log_mask_figure, log_masks
@@ -69,5 +70,6 @@ class Report(History):
         if trainer.is_global_zero:
             metric = getattr(pl_module, "metric", None)
             preferred = metric if isinstance(metric, str) else None
-            self.table = write_report(self.folder, self.outcome, self, self.results, preferred)
+            measured = footprint(pl_module, self.outcome)
+            self.table = write_report(self.folder, self.outcome, self, self.results, preferred, measured)
             log_mask_figure(tensorboard_loggers(trainer), self.outcome.masks, self.outcome.step)

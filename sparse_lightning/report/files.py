@@ -12,6 +12,7 @@ from typing import Any
 from sparse_lightning.export.saving import save_tensors
 from sparse_lightning.report.curves import draw_curves
 from sparse_lightning.report.figures import save_png
+from sparse_lightning.report.footprint import Footprint
 from sparse_lightning.report.history import History
 from sparse_lightning.report.mask_figure import draw_masks
 from sparse_lightning.report.outcome import Outcome
@@ -19,7 +20,14 @@ from sparse_lightning.report.page import write_page
 from sparse_lightning.report.results_table import Results, main_metric, results_table
 
 
-def write_report(folder: Path, outcome: Outcome, history: History, results: Results, metric: str | None = None) -> str:
+def write_report(
+    folder: Path,
+    outcome: Outcome,
+    history: History,
+    results: Results,
+    metric: str | None = None,
+    measured: Footprint | None = None,
+) -> str:
     """Write `masks.safetensors`, `masks.png`, `sparsity.png`, `table.txt`, `results.json` and `report.html`.
 
     Args:
@@ -28,21 +36,31 @@ def write_report(folder: Path, outcome: Outcome, history: History, results: Resu
         history: the record of the run.
         results: metrics by name, for the "sparse" model, and for the "dense" one if there is one.
         metric: the main metric of the run; None chooses one.
+        measured: parameters, bytes and time, dense and sparse; None if they were not measured.
 
     Returns:
         The results table.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    text = results_table(outcome, results)
+    text = results_table(outcome, results, measured)
     save_tensors(outcome.masks, folder / "masks.safetensors", _metadata(outcome))
     save_png(draw_masks(outcome.masks), folder / "masks.png")
     save_png(draw_curves(history), folder / "sparsity.png")
     (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
-    numbers = json.dumps(_numbers(outcome, history, results, metric), indent=1, allow_nan=False)
+    numbers = json.dumps(_numbers(outcome, history, results, metric, measured), indent=1, allow_nan=False)
     (folder / "results.json").write_text(numbers + "\n", encoding="utf-8")
     write_page(folder)
     return text
+
+
+def add_export(folder: Path, path: Path) -> None:
+    """Add an exported file and its size to `results.json`, if the run has written it."""
+    file = folder / "results.json"
+    if file.is_file() and path.is_file():
+        numbers = json.loads(file.read_text("utf-8"))
+        numbers["exports"] = [{"file": path.name, "bytes": path.stat().st_size}]
+        file.write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _metadata(outcome: Outcome) -> dict[str, str]:
@@ -55,7 +73,9 @@ def _metadata(outcome: Outcome) -> dict[str, str]:
     }
 
 
-def _numbers(outcome: Outcome, history: History, results: Results, metric: str | None) -> dict[str, Any]:
+def _numbers(
+    outcome: Outcome, history: History, results: Results, metric: str | None, measured: Footprint | None
+) -> dict[str, Any]:
     rows = [{**asdict(row), "target": row.target, "actual": row.actual} for row in outcome.rows]
     return {
         "metric": main_metric(results, metric),
@@ -63,6 +83,7 @@ def _numbers(outcome: Outcome, history: History, results: Results, metric: str |
         "target": outcome.target,
         "actual": outcome.actual,
         "step": outcome.step,
+        **({} if measured is None else {"footprint": measured.numbers()}),
         "parameters": rows,
         "scopes": [asdict(scope) for scope in outcome.scopes],
         "history": _curves(history),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sparse_lightning.blocks.table import aligned, times
+from sparse_lightning.report.footprint import Footprint
 from sparse_lightning.report.outcome import Outcome, Row
 
 Results = Mapping[str, Mapping[str, float]]
@@ -13,7 +14,7 @@ Results = Mapping[str, Mapping[str, float]]
 HEADINGS = ("parameter", "shape", "block", "target", "actual")
 
 
-def results_table(outcome: Outcome, results: Results) -> str:
+def results_table(outcome: Outcome, results: Results, measured: Footprint | None = None) -> str:
     """Return a table of parameters, followed by a table of metrics, dense next to sparse.
 
     For each parameter, `target` is the fraction of weights that its mask prunes, and `actual` is counted from the
@@ -37,7 +38,7 @@ def results_table(outcome: Outcome, results: Results) -> str:
     """
     rows = [(r.parameter, times(r.shape), r.block, f"{r.target:.4f}", f"{r.actual:.4f}") for r in outcome.rows]
     everything = aligned(HEADINGS, [*rows, _total(outcome)], numbers=HEADINGS[3:])
-    return f"{everything}\n\n{_metrics(outcome, results)}"
+    return f"{everything}\n\n{_metrics(outcome, results, measured)}"
 
 
 def _total(outcome: Outcome) -> tuple[str, ...]:
@@ -46,8 +47,8 @@ def _total(outcome: Outcome) -> tuple[str, ...]:
     return "all", f"{total.weights} weights", "", f"{total.target:.4f}", f"{total.actual:.4f}"
 
 
-def _metrics(outcome: Outcome, results: Results) -> str:
-    kinds = ["dense", "sparse"] if results.get("dense") else ["sparse"]
+def _metrics(outcome: Outcome, results: Results, measured: Footprint | None) -> str:
+    kinds = ["dense", "sparse"] if results.get("dense") or measured is not None else ["sparse"]
     names = shown_metrics(results)
     dash = ["-"] * (len(kinds) - 1)
     sparsity = [
@@ -55,7 +56,8 @@ def _metrics(outcome: Outcome, results: Results) -> str:
         ["actual sparsity", *dash, f"{outcome.actual:.4f}"],
     ]
     rows = [[name, *(number_text(results.get(kind, {}).get(name)) for kind in kinds)] for name in names]
-    return aligned([f"after {outcome.step} steps", *kinds], [*sparsity, *rows], numbers=kinds)
+    costs = [] if measured is None else measured.rows()
+    return aligned([f"after {outcome.step} steps", *kinds], [*sparsity, *rows, *costs], numbers=kinds)
 
 
 def shown_metrics(results: Results) -> list[str]:

@@ -1,0 +1,151 @@
+"""Footprint: parameters, bytes and time of a model, dense beside sparse."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparse_lightning.blocks.shards import is_sharded
+from sparse_lightning.compaction import compact
+from sparse_lightning.compaction.same_outputs import outputs
+from sparse_lightning.errors import CouplingError, NothingToRemoveWarning, SparseLightningError
+from sparse_lightning.export.state import tensors_of
+from sparse_lightning.graph.inputs import ExampleInputs
+from sparse_lightning.report.outcome import Outcome
+
+ROUNDS, LONG = 9, 0.2
+"""Interleaved rounds of timing, and the seconds after which no more than two are made."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model costs.
+
+    Args:
+        parameters: elements of parameters and buffers that are stored.
+        bytes: of the file.
+        seconds: of one forward pass on the example inputs.
+    """
+
+    parameters: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The costs of the dense model, and of what can be exported of the sparse one.
+
+    Args:
+        dense: the model with all zeros.
+        sparse: the compacted model, or the model of which only the kept blocks are stored.
+        form: "compact" or "blocks": the option of `export` that writes it.
+    """
+
+    dense: Cost
+    sparse: Cost
+    form: str
+
+    def rows(self) -> list[list[str]]:
+        """Return the lines of the results table: a name, dense, sparse."""
+        pair = (self.dense, self.sparse)
+        return [
+            ["parameters", *(f"{cost.parameters:,}" for cost in pair)],
+            ["bytes on disk", *(f"{cost.bytes:,}" for cost in pair)],
+            ["ms per forward", *(f"{cost.seconds * 1000:.3f}" for cost in pair)],
+        ]
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what `results.json` has of it."""
+        costs = {"dense": self.dense, "sparse": self.sparse}
+        found: dict[str, Any] = {
+            kind: {"parameters": cost.parameters, "bytes": cost.bytes, "ms": cost.seconds * 1000}
+            for kind, cost in costs.items()
+        }
+        return {**found, "export": self.form}
+
+
+def footprint(model: nn.Module, outcome: Outcome) -> Footprint | None:
+    """Measure a pruned model on its example inputs; None if it has none, or is sharded.
+
+    Args:
+        model: the pruned model; it is not modified.
+        outcome: of its run.
+    """
+    try:
+        inputs = ExampleInputs.of(model, None).without_cache(model)
+    except CouplingError:
+        return None
+    if any(is_sharded(parameter) for parameter in model.parameters()):
+        return None
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    small = _compacted(model) if _has_zero_slices(model, outcome) else None
+    times = _seconds([model] if small is None else [model, small], inputs.on(device))
+    dense = Cost(*_stored(model), times[0])
+    if small is None:
+        return Footprint(dense, _blocks(dense, model, outcome), "blocks")
+    return Footprint(dense, Cost(*_stored(small), times[1]), "compact")
+
+
+def _has_zero_slices(model: nn.Module, outcome: Outcome) -> bool:
+    """Whether a pruned parameter is zero in a whole slice: without one there is no unit to remove."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for row in outcome.rows:
+        kept = named[row.parameter].detach() != 0 if row.parameter in named else torch.ones(1, dtype=torch.bool)
+        for dim in range(kept.ndim):
+            if not kept.transpose(0, dim).flatten(1).any(1).all() if kept.ndim > 1 else not kept.all():
+                return True
+    return False
+
+
+def _compacted(model: nn.Module) -> nn.Module | None:
+    """Return the compacted model; None, with the reason in the log, if it cannot be compacted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NothingToRemoveWarning)
+        try:
+            return compact(model)
+        except (SparseLightningError, NothingToRemoveWarning) as error:
+            _log.info("the time of the compacted model is not measured: %s", error)
+            return None
+
+
+def _stored(model: nn.Module) -> tuple[int, int]:
+    """Return the elements and bytes of the tensors of a model, tied ones once."""
+    tensors = {id(tensor): tensor for tensor in tensors_of(model).values()}.values()
+    return sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _blocks(dense: Cost, model: nn.Module, outcome: Outcome) -> Cost:
+    """Return what the kept blocks and a bit for each block need; the time is that of the dense model."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    sizes = {row.parameter: named[row.parameter].element_size() for row in outcome.rows if row.parameter in named}
+    zero = sum(row.zero for row in outcome.rows)
+    saved = sum(row.zero * sizes.get(row.parameter, 0) for row in outcome.rows)
+    bits = sum(-(-mask.numel() // 8) for mask in outcome.masks.values())
+    return Cost(dense.parameters - zero, dense.bytes - saved + bits, dense.seconds)
+
+
+def _seconds(models: Sequence[nn.Module], inputs: ExampleInputs) -> list[float]:
+    """Return the median seconds of a forward pass of each model, in interleaved rounds."""
+    taken: list[list[float]] = [[] for _ in models]
+    begin = time.perf_counter()
+    for round_ in range(ROUNDS + 1):
+        if round_ > 2 and time.perf_counter() - begin > LONG:
+            break
+        for model, own in zip(models, taken, strict=True):
+            start = time.perf_counter()
+            outputs(model, inputs)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            own.append(time.perf_counter() - start)
+    return [statistics.median(own[1:]) for own in taken]
