@@ -145,6 +145,18 @@ def interleaved(fused: str) -> nn.Module:
     return Function(forward, qkv=nn.Linear(16, 48), out=nn.Linear(16, 16))
 
 
+def grouped_queries() -> nn.Module:
+    """Attention of 4 query heads, 2 for each head of keys and values."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q, k, v = (part(x).view(b, t, -1, 4).transpose(1, 2) for part in (m.q, m.k, m.v))
+        attended = scaled_dot_product_attention(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1))
+        return m.out(attended.transpose(1, 2).reshape(b, t, 16))
+
+    return Function(forward, q=nn.Linear(16, 16), k=nn.Linear(16, 8), v=nn.Linear(16, 8), out=nn.Linear(16, 16))
+
+
 def dense_experts() -> nn.Module:
     """A mixture of 4 experts, each with its own gate: a router without softmax lets an expert be removed."""
 
@@ -187,6 +199,7 @@ PLAIN = {
     "shuffle": Case(shuffle, (IMAGES,), {"a (channels)": 2}, {}),
     "fused": Case(lambda: interleaved("qkv"), (SEQUENCE,), {"qkv (heads)": 4}, {}),
     "interleaved": Case(lambda: interleaved("head"), (SEQUENCE,), {"qkv (heads)": 4}, {}),
+    "grouped queries": Case(grouped_queries, (SEQUENCE,), {"(heads)": 2}, {"out.bias": ("output", "")}),
     "multihead attention": Case(
         lambda: nn.TransformerEncoderLayer(16, 4, 24, batch_first=True),
         (SEQUENCE,),

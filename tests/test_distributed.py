@@ -7,7 +7,7 @@ import pytest
 from devices import CUDA_ON_TWO
 from forked import printed_by
 from large_model import attach_to_large_model
-from many_coupled import check_families
+from many_coupled import check_coupled
 from many_hugging_face import check_shards
 from many_layouts import LAYOUTS
 from many_trainers import check_trainers
@@ -76,8 +76,13 @@ def test_each_process_reads_its_shards_of_a_hugging_face_model(run):
     assert "(1, 2): read" in printed
 
 
-def test_the_families_of_a_model_in_shards_are_those_of_the_whole_model(tmp_path):
-    assert "the same families" in printed_by(check_families, file=tmp_path / "printed")
+def test_units_found_by_coupled_are_those_of_one_process_under_ddp_and_fsdp2(tmp_path):
+    assert "the same masks: gpt" in printed_by(check_coupled, ["gpt"], file=tmp_path / "printed")
+
+
+@pytest.mark.exhaustive
+def test_units_found_by_coupled_in_a_vit_and_a_conv_net_are_those_of_one_process(tmp_path):
+    assert "the same masks: vit, conv" in printed_by(check_coupled, ["vit", "conv"], file=tmp_path / "printed")
 
 
 def test_attaching_to_a_model_of_70_billion_parameters(tmp_path):

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from graph_models import PLAIN
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import pyplot
@@ -24,9 +25,11 @@ from sparse_lightning import (
     ScopeCoupling,
     ScopeSpec,
     View,
+    couplings,
 )
 from sparse_lightning.drawing import PALETTE, colours_of, draw
 from sparse_lightning.drawing.block_map import NO_BLOCK, BlockMap, block_maps_of, number_elements
+from sparse_lightning.drawing.family_block import family_block
 
 
 def expected_numbers(spec: BlockSpec) -> list[int]:
@@ -297,3 +300,38 @@ def test_masks_that_do_not_fit_raise():
         draw(coupled, torch.zeros(2, 2, dtype=torch.bool))
     with pytest.raises(CouplingError, match=r"no mask for.*'other'"):
         draw(coupled, {block: torch.zeros(2, 2, dtype=torch.bool)})
+
+
+@pytest.mark.parametrize("name", ["mlp", "fused", "interleaved", "doubled", "shuffle", "transposed"])
+def test_a_family_is_drawn_over_all_its_parameters(name):
+    case = PLAIN[name]
+    for family in couplings(case.build(), case.inputs):
+        block = family_block(family)
+        for drawn in block_maps_of(block):
+            [parameter] = {spec.name for spec in block.blocks() if spec.name in drawn.lines[0]}
+            wanted = torch.full(drawn.shape, NO_BLOCK)
+            for part in family.slices:
+                if part.name == parameter:
+                    for unit in range(family.units):
+                        rows = [part.indices.slice(0, unit, unit + 1)(c) for c in coordinates(part.indices.shape[1:])]
+                        wanted.index_fill_(part.dim, torch.tensor(rows), unit)
+            assert drawn.numbers.ravel().tolist() == wanted.flatten().tolist(), f"{family.name}, {parameter}"
+
+
+def coordinates(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The coordinates of one unit."""
+    return [(0, *rest) for rest in itertools.product(*map(range, shape))]
+
+
+def test_pruned_units_of_a_family_are_hatched():
+    [family, _] = couplings(PLAIN["mlp"].build(), PLAIN["mlp"].inputs)
+    figure = draw(family, torch.arange(8) < 3)
+    assert figure.get_suptitle().splitlines()[0] == "0 (units): 8 blocks of 11 weights; 3 of 8 blocks pruned"
+    assert hatched(figure) == 3 * 11
+    assert [caption_of(axes).splitlines()[1].split(":")[0] for axes in figure.axes] == [
+        "0.weight",
+        "0.bias",
+        "2.weight",
+    ]
+    with pytest.raises(LayoutError, match="does not fit"):
+        draw(family, torch.arange(7) < 3)

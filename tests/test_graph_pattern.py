@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import lightning as L
 import pytest
 import torch
-from graph_models import PLAIN, VECTORS
+from graph_models import PLAIN, SEQUENCE, VECTORS
 from torch import nn
 from torch.utils.data import DataLoader
 
 from sparse_lightning import Constant, Coupled, Filters, Heads, Neurons, PatternError, SparsityCallback
 from sparse_lightning.app.cli import answer
+from sparse_lightning.graph import couplings
 from sparse_lightning.models import GPT, DigitsConv, DigitsViT
 from sparse_lightning.patterns import Pattern, resolve
 from sparse_lightning.patterns.names import Names
@@ -53,20 +56,61 @@ def test_units_have_the_elements_of_the_hand_written_patterns(model, coupled, wr
     assert elements(coupled, built).keys() == elements(written, built).keys()
 
 
+def fit(model: L.LightningModule, batches: list[Any]) -> None:
+    """Prune half of the units of each family."""
+    pruning = SparsityCallback(patterns=[Coupled()], schedule=Constant(0.5))
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    options = {"accelerator": "cpu", "logger": False, "limit_val_batches": 0, **quiet}
+    trainer = L.Trainer(max_steps=len(batches), callbacks=[pruning], **options)
+    trainer.fit(model, DataLoader(batches, batch_size=None), DataLoader(batches[:1], batch_size=None))
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_coupled_trains_a_recipe_model_to_the_requested_sparsity(name):
     torch.manual_seed(0)
     model = SMALL[name]()
     images = torch.randn(8, 1, 8, 8), torch.randint(0, 10, (8,))
     batch = torch.randint(0, 200, (4, 12)) if name == "gpt" else images
-    pruning = SparsityCallback(patterns=[Coupled()], schedule=Constant(0.5))
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    quiet["limit_val_batches"] = 0
-    trainer = L.Trainer(max_steps=6, callbacks=[pruning], accelerator="cpu", logger=False, **quiet)
-    trainer.fit(model, DataLoader([batch] * 6, batch_size=None), DataLoader([batch], batch_size=None))
+    fit(model, [batch] * 6)
     for attachment in resolve([Coupled()], model):
         [block] = attachment.scope.blocks()
         assert int((block.norms(p=float("inf")) == 0).sum()) == block.numblk() // 2, attachment.name
+
+
+class Regression(L.LightningModule):
+    """Trains a model on its own input."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.example_input_array = model, SEQUENCE
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return nn.functional.mse_loss(self(batch), batch)
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("name", ["grouped queries", "fused", "interleaved"])
+def test_pruned_heads_of_each_layout_contribute_nothing_after_training(name):
+    torch.manual_seed(0)
+    model = Regression(PLAIN[name].build())
+    fit(model, [SEQUENCE] * 6)
+    [(_, heads)] = PLAIN[name].units.items()
+    [attachment] = resolve([Coupled()], model)
+    [block] = attachment.scope.blocks()
+    pruned = block.norms(p=float("inf")).flatten() == 0
+    assert int(pruned.sum()) == heads // 2
+    found = couplings(model)
+    small = found.removal({attachment.name: pruned.nonzero().flatten().tolist()}).module()
+    with torch.no_grad():
+        torch.testing.assert_close(small(SEQUENCE), model.eval()(SEQUENCE))
 
 
 def test_families_are_chosen_by_their_names_and_by_those_of_parameters():

@@ -24,7 +24,9 @@ from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.blocks.table import times
 from sparse_lightning.drawing.block_map import NO_BLOCK, BlockMap, Image, block_maps_of
+from sparse_lightning.drawing.family_block import family_block
 from sparse_lightning.errors import CouplingError, LayoutError
+from sparse_lightning.graph.families import Family
 
 Mask: TypeAlias = Tensor | Mapping[SparseBlock, Tensor] | None
 """A boolean grid, True = pruned; a mapping from each block to its grid; None draws blocks without a mask."""
@@ -41,7 +43,7 @@ COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b
 PALETTE = np.array([to_rgb(colour) for colour in COLOURS])
 
 
-def draw(scope_or_block: SparseScope | SparseBlock, mask: Mask = None) -> Figure:
+def draw(scope_or_block: SparseScope | SparseBlock | Family, mask: Mask = None) -> Figure:
     """Draw blocks and scopes on their parameters, with one block map for each parameter.
 
     A parameter is drawn in two dimensions, its first by all others; a vector is one row. All elements of a scope have
@@ -53,9 +55,10 @@ def draw(scope_or_block: SparseScope | SparseBlock, mask: Mask = None) -> Figure
     The figure does not belong to pyplot and need not be closed. No weight is read or written.
 
     Args:
-        scope_or_block: a BlockSpec, BlockCoupling, ScopeSpec or ScopeCoupling.
-        mask: the grid of blocks, True = pruned; for a coupling of scopes, a mapping from each block to its grid. All
-            forms that `select` and `hard_threshold` return are accepted.
+        scope_or_block: a BlockSpec, BlockCoupling, ScopeSpec or ScopeCoupling; or a family of `couplings`, in which
+            each unit is a block.
+        mask: the grid of blocks, True = pruned; for a coupling of scopes, a mapping from each block to its grid; for a
+            family one boolean for each unit. All forms that `select` and `hard_threshold` return are accepted.
 
     Example:
         >>> from sparse_lightning import BlockSpec, ScopeSpec
@@ -65,6 +68,9 @@ def draw(scope_or_block: SparseScope | SparseBlock, mask: Mask = None) -> Figure
         >>> figure.get_suptitle().splitlines()[0]
         '2:4: 32 scopes of 4 blocks; 64 of 128 blocks pruned'
     """
+    if isinstance(scope_or_block, Family):
+        units = family_block(scope_or_block)
+        return draw(units, _as_grid(units, mask))
     maps = block_maps_of(scope_or_block)
     pruned = _pruned_numbers(scope_or_block, mask)
     per_colour = _blocks_per_colour(scope_or_block)
@@ -80,6 +86,13 @@ def draw(scope_or_block: SparseScope | SparseBlock, mask: Mask = None) -> Figure
         _paint(axes, block_map, per_colour, pruned, colours, page.cell)
         _label(axes, block_map, caption)
     return figure
+
+
+def _as_grid(units: SparseBlock, mask: Mask) -> Mask:
+    """Return a mask with one boolean for each unit as a grid; any other as it is."""
+    if isinstance(mask, Tensor) and tuple(mask.shape) == (units.numblk(),):
+        return mask.view(units.grid_shape)
+    return mask
 
 
 def _blocks_per_colour(target: SparseScope | SparseBlock) -> int:
