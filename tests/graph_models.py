@@ -157,6 +157,74 @@ def grouped_queries() -> nn.Module:
     return Function(forward, q=nn.Linear(16, 16), k=nn.Linear(16, 8), v=nn.Linear(16, 8), out=nn.Linear(16, 16))
 
 
+def attention_module(weights: bool, average: bool = True) -> nn.Module:
+    """`nn.MultiheadAttention`, which may return its weights: of each head, or their mean over heads."""
+
+    def forward(m: Any, x: Tensor) -> Any:
+        made, shown = m.attn(x, x, x, need_weights=weights, average_attn_weights=average)
+        return (made, shown) if weights else made
+
+    return Function(forward, attn=nn.MultiheadAttention(16, 4, batch_first=True))
+
+
+class NanoBlock(nn.Module):
+    """Attention written out, with a causal mask in a buffer, and an MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.c_attn, self.c_proj = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.fc, self.proj = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.register_buffer("mask", torch.tril(torch.ones(8, 8)).view(1, 1, 8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape
+        q, k, v = (part.view(b, t, 4, c // 4).transpose(1, 2) for part in self.c_attn(self.ln_1(x)).split(c, 2))
+        scores = (q @ k.transpose(-2, -1)) / k.shape[-1] ** 0.5
+        weights = scores.masked_fill(self.mask[:, :, :t, :t] == 0, float("-inf")).softmax(-1)
+        x = x + self.c_proj((weights @ v).transpose(1, 2).contiguous().view(b, t, c))
+        return x + self.proj(gelu(self.fc(self.ln_2(x))))
+
+
+def nano() -> nn.Module:
+    def forward(m: Any, tokens: Tensor) -> Tensor:
+        x = m.wte(tokens) + m.wpe(torch.arange(tokens.shape[1]))
+        return m.head(m.ln_f(m.block(x)))
+
+    made = Function(
+        forward, wte=nn.Embedding(32, 16), wpe=nn.Embedding(8, 16), block=NanoBlock(), ln_f=nn.LayerNorm(16),
+        head=nn.Linear(16, 32, bias=False),
+    )  # fmt: skip
+    made.wte.weight = made.head.weight
+    return made
+
+
+def grouped_convolution() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)
+    )
+
+
+class MeanOfUnits(nn.Module):
+    """The mean over the units of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(x).mean(-1, keepdim=True)
+
+
+def residual_stream(norm: nn.Module) -> nn.Module:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        return m.head(m.norm(x + m.down(relu(m.up(x)))))
+
+    parts = {"stem": nn.Linear(4, 6), "up": nn.Linear(6, 8), "down": nn.Linear(8, 6), "head": nn.Linear(6, 3)}
+    return Function(forward, norm=norm, **parts)
+
+
 def dense_experts() -> nn.Module:
     """A mixture of 4 experts, each with its own gate: a router without softmax lets an expert be removed."""
 
@@ -199,12 +267,52 @@ PLAIN = {
     "shuffle": Case(shuffle, (IMAGES,), {"a (channels)": 2}, {}),
     "fused": Case(lambda: interleaved("qkv"), (SEQUENCE,), {"qkv (heads)": 4}, {}),
     "interleaved": Case(lambda: interleaved("head"), (SEQUENCE,), {"qkv (heads)": 4}, {}),
-    "grouped queries": Case(grouped_queries, (SEQUENCE,), {"(heads)": 2}, {"out.bias": ("output", "")}),
+    "grouped queries": Case(grouped_queries, (SEQUENCE,), {"q (heads)": 2}, {"out.bias": ("output", "")}),
     "multihead attention": Case(
         lambda: nn.TransformerEncoderLayer(16, 4, 24, batch_first=True),
         (SEQUENCE,),
         {"self_attn (heads)": 4, "linear1 (units)": 24},
         {"norm1.weight": ("input", "")},
+    ),
+    "attention": Case(
+        lambda: attention_module(False), (SEQUENCE,), {"attn (heads)": 4}, {"attn.out_proj.bias": ("output", "")}
+    ),
+    "attention, mean of weights": Case(
+        lambda: attention_module(True), (SEQUENCE,), {}, {"attn.in_proj_bias": ("aten.mean", "attn")}
+    ),
+    "attention, weights of heads": Case(
+        lambda: attention_module(True, average=False), (SEQUENCE,), {}, {"attn.in_proj_bias": ("output", "")}
+    ),
+    "nano": Case(
+        nano,
+        (TOKENS % 32,),
+        {"block (heads)": 4, "block (units)": 64},
+        {"wpe.weight": ("aten.layer_norm", "block.ln_1"), "wte.weight": ("aten.embedding", "wte")},
+    ),
+    # Whole groups; one channel of a group would leave groups of 4 and 3.
+    "grouped convolution": Case(
+        grouped_convolution, (IMAGES,), {"0 (channels)": 2}, {"2.weight": ("aten.conv2d", "2")}
+    ),
+    "group norm": Case(
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.Conv2d(8, 2, 3)),
+        (IMAGES,),
+        {},
+        {"0.bias": ("aten.group_norm", "1")},
+    ),
+    "layer norm": Case(
+        lambda: residual_stream(nn.LayerNorm(6)),
+        (VECTORS,),
+        {"up (units)": 8},
+        {"stem.bias": ("aten.layer_norm", "norm")},
+    ),
+    "RMS norm": Case(
+        lambda: residual_stream(nn.RMSNorm(6)), (VECTORS,), {"up (units)": 8}, {"stem.bias": ("aten.rms_norm", "norm")}
+    ),
+    "mean over units": Case(
+        lambda: Function(lambda m, x: m.down(m.inner(x)), inner=MeanOfUnits(), down=nn.Linear(1, 3)),
+        (VECTORS,),
+        {},
+        {"inner.up.bias": ("aten.mean", "inner")},
     ),
     "dense experts": Case(dense_experts, (VECTORS,), {"up (experts)": 4, "up (units)": 6}, {"down": ("output", "")}),
     "tied": Case(tied, (TOKENS,), {"down (units)": 6, "up (units)": 8}, {"embed.weight": ("aten.embedding", "embed")}),

@@ -115,6 +115,7 @@ class _Closure:
         self._edges: list[tuple[Ids, Ids]] = []
         self._to = np.arange(len(self._nodes))
         self._reason = reason[self._nodes]
+        self._boundary = [i for i, each in enumerate(atoms.reasons) if each.operation in ("input", "output")]
 
     def _relation(self, product: Product) -> _Relation:
         place = [np.searchsorted(self._nodes, self._labels[ids]) for ids in (product.flat, *product.axes)]
@@ -158,13 +159,24 @@ class _Closure:
         axes = [self._to[ids] for ids in relation.axes]
         for k, ids in enumerate(axes):
             others = tuple(j for j in range(len(axes)) if j != k)
-            np.minimum.at(self._reason, ids, self._reason[flat].min(axis=others))
+            self._pin(ids, self._reason[flat].min(axis=others))
         reasons = np.stack([relation.spread(self._reason[ids], k) for k, ids in enumerate(axes)])
         free = (reasons == FREE).sum(axis=0)
         stuck = free == 0
-        np.minimum.at(self._reason, flat[stuck], reasons.min(axis=0)[stuck])
+        self._pin(flat[stuck], self._shown(reasons)[stuck])
         only = [(free == 1) & (reasons[k] == FREE) for k in range(len(axes))]
         return [(relation.flat[chosen], relation.spread(relation.axes[k], k)[chosen]) for k, chosen in enumerate(only)]
+
+    def _pin(self, ids: Ids, numbers: Ids) -> None:
+        """Give reasons to classes that are free; others keep theirs."""
+        free = self._reason[ids] == FREE
+        np.minimum.at(self._reason, ids[free], numbers[free])
+
+    def _shown(self, reasons: Ids) -> Ids:
+        """Return one reason along the first axis: an operation rather than an input or output, such as a batch."""
+        inside = np.where((reasons < _UNLISTED) & ~np.isin(reasons, self._boundary), reasons, FREE).min(axis=0)
+        shown: Ids = np.where(inside < FREE, inside, reasons.min(axis=0))
+        return shown
 
     def _choose(self) -> bool:
         """Choose one axis of each relation with several free ones; at most one of those that touch each other."""
