@@ -200,3 +200,16 @@ def test_a_state_that_is_none_is_refused_before_it_is_loaded(change, text):
 def cut(masks):
     """Saved masks, of which that of `up.weight` has lost all bytes but one."""
     return {**masks, "up.weight": {**masks["up.weight"], "bits": masks["up.weight"]["bits"][:1]}}
+
+
+def test_a_run_that_is_resumed_past_the_end_of_a_shorter_schedule_reaches_its_target():
+    """Its last update, at step 9, is later than the end of the new schedule, so that none is left in it."""
+    long = attach(schedule=Cubic(0.5, end=40), criterion="magnitude", update_every=3)
+    long.seek(9)
+    long.update_now()
+    state = {**long.state_dict(), "step": 10}
+    assert state["last_update"]["step"] == 9
+    short = attach(schedule=Cubic(0.5, end=8), criterion="magnitude", update_every=3)
+    short.load_state_dict(state)
+    short.update()
+    assert short.sparsity() == 0.5

@@ -415,6 +415,8 @@ class Engine:
         self.last_update = Update(**state["last_update"])
         # A run that is resumed with another length has another schedule, whose last update may be in the past.
         self._is_owed = self._is_owed or self._has_update_in(range(self.last_update.step + 1, self.step))
+        is_past_end = self.step > self.schedule.span[1]
+        self._is_owed = self._is_owed or (is_past_end and self.last_update.target < self.schedule.final - 1e-9)
         self.scoring.at_step(self.step)
         self.hold()
 
