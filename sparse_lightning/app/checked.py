@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from omegaconf import DictConfig
+
 from sparse_lightning.app.check import check
 from sparse_lightning.app.compose import Composed, compose, expanded, search_path
 from sparse_lightning.app.folders import fresh, last_run, resumed_folder
 from sparse_lightning.app.hydra_settings import check_hydra
 from sparse_lightning.app.paths import check_read
+from sparse_lightning.app.sweeps import check_intervals, spelled_out
 from sparse_lightning.app.typed import Typed, check_typed
 from sparse_lightning.errors import ConfigError
 
@@ -67,23 +70,33 @@ def check_runs(typed: Sequence[str], config_dir: str | None = None, multirun: bo
         config_dir: a folder with your own options and recipes.
         multirun: whether several values are a sweep.
     """
+    typed = spelled_out(typed, config_dir)
     user, given = Typed(tuple(typed)), [*typed, *search_path(config_dir)]
-    trusted, lines = user.trusted, expanded(typed)
+    lines, chosen = expanded(typed), _chosen(typed)
     main = compose(lines[0], config_dir)
-    check_hydra(main.hydra, given, trusted)
+    check_hydra(main.hydra, given, user.trusted, chosen)
     is_sweep = multirun or main.is_sweep
     if len(lines) > 1 and not is_sweep:
         raise ConfigError(f"{' '.join(typed)}: several values request a sweep: add -m, or write a list in brackets")
     swept = _params(main) if is_sweep else []
     if swept:
         lines = expanded([*swept, *typed])
+    check_intervals([*swept, *typed], str(main.hydra.sweeper.get("_target_")))
     # Without values that the recipe itself sweeps over, the first run is the configuration that is composed already.
     runs = [main if i == 0 and not swept else compose(line, config_dir, i) for i, line in enumerate(lines)]
     for run in runs:
         if run is not main:
-            check_hydra(run.hydra, given, trusted)
+            check_hydra(run.hydra, given, user.trusted, chosen)
         _check_run(run, user)
     return CheckedRuns(main, tuple(runs), is_sweep, user)
+
+
+def _chosen(typed: Sequence[str]) -> DictConfig | None:
+    """Return Hydra's settings as the user alone chooses them, without a recipe; None where no plugin is chosen."""
+    lines = [line for line in typed if line.lstrip("+~").startswith(("hydra/", "hydra."))]
+    if not any(line.lstrip("+").startswith("hydra/") for line in lines):
+        return None
+    return compose(lines).hydra
 
 
 def _params(main: Composed) -> list[str]:

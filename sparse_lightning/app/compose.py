@@ -23,6 +23,7 @@ from sparse_lightning.app.new_targets import drop_replaced
 from sparse_lightning.app.overrides import parsed
 from sparse_lightning.app.renamed_keys import with_new_keys
 from sparse_lightning.app.stale_overrides import without_stale_overrides
+from sparse_lightning.app.sweeps import options, values_to_check
 from sparse_lightning.app.trust import Target, check_name
 from sparse_lightning.app.yaml_limits import YamlLimits
 from sparse_lightning.compat.hydra import reading_files
@@ -144,17 +145,13 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None, number
 
 
 def expanded(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each run of a sweep.
+    """Return the overrides of each run of a sweep; of an interval, its ends.
 
     Example:
         >>> expanded(["seed=1,2", "criterion=taylor"])
         [['seed=1', 'criterion=taylor'], ['seed=2', 'criterion=taylor']]
     """
-    choices = []
-    for override in parsed(overrides):
-        is_discrete = override.is_sweep_override() and override.is_discrete_sweep()
-        key, line = override.get_key_element(), cast(str, override.input_line)
-        choices.append([f"{key}={value}" for value in override.sweep_string_iterator()] if is_discrete else [line])
+    choices = [values_to_check(override) for override in parsed(overrides)]
     return [list(run) for run in product(*choices)]
 
 
@@ -183,7 +180,7 @@ def _translated(error: Exception, overrides: Sequence[str], config_dir: str | No
         return ConfigError(f"a YAML file cannot be parsed: {' '.join(text.split())}")
     if found := _NO_OPTION.search(text):
         group, option = found["group"], found["option"]
-        known = [*catalog.options(group), *_own_options(config_dir, group)]
+        known = options(group, config_dir)
         return ConfigError(f"{group}: there is no option {option!r}{did_you_mean(option, known)}")
     if found := _NO_PACKAGE.search(text):
         return ConfigError(f"{found['file']}: the first line must be `# @package _global_`, above any other comment")
@@ -194,10 +191,6 @@ def _translated(error: Exception, overrides: Sequence[str], config_dir: str | No
         return ConfigError(f"{key}: there is no such key{_nearest_key(key, overrides, config_dir)}")
     full_key = getattr(error.__cause__, "full_key", None) or getattr(error, "full_key", None)
     return ConfigError(f"{full_key or 'config'}: {' '.join(str(error).split())}")
-
-
-def _own_options(config_dir: str | None, group: str) -> list[str]:
-    return [] if config_dir is None else sorted(file.stem for file in Path(config_dir, group).glob("*.yaml"))
 
 
 def _nearest_key(key: str, overrides: Sequence[str], config_dir: str | None) -> str:

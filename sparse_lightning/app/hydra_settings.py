@@ -19,8 +19,8 @@ from sparse_lightning.app.trust import Target, home_of, locate, targets
 from sparse_lightning.compat.hydra import CORE_PLUGINS
 from sparse_lightning.errors import ConfigError, UntrustedError
 
-_INSTALLED = "hydra_plugins"
-"""The package of plugins that others have installed: some run commands that their settings name."""
+_CHOSEN = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
+"""Settings from which objects are built. Plugins may run commands that these name, so a recipe adds nothing to them."""
 _TYPED_ONLY = ("hydra", "trusted_targets", "trust_checkpoint", "ckpt_path", "folder")
 _HANDLERS = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler")
 _FORMATTERS = ("logging.Formatter", "colorlog.ColoredFormatter")
@@ -28,24 +28,28 @@ _STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 _FOLDERS = ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir", "job.name")
 
 
-def check_hydra(part: DictConfig, typed: Sequence[str], trusted: Iterable[str] = ()) -> None:
+def check_hydra(
+    part: DictConfig, typed: Sequence[str], trusted: Iterable[str] = (), chosen: DictConfig | None = None
+) -> None:
     """Raise `UntrustedError` where Hydra's settings would run code that the user does not trust.
 
     Args:
         part: the node `hydra`, before Hydra uses it.
         typed: the overrides of the command line.
         trusted: prefixes of dotted names that the user trusts.
+        chosen: the same node as the user alone chooses it, without a recipe. What is equal to it is trusted.
     """
     with limited_growth():
         plain = _plain(part)
     _check_kinds(plain)
     typed_keys = [line.partition("=")[0].lstrip("+~") for line in typed]
-    for target in _targets(plain):
-        kind = target.place.split(".")[1]
-        extra = (_INSTALLED,) if f"hydra/{kind}" in typed_keys else ()
-        _check_target(target, (CORE_PLUGINS, *extra, *trusted))
+    changed = {kind: plain.get(kind) for kind in _CHOSEN if chosen is None or _is_changed(part, chosen, kind)}
+    for kind in changed:
+        _check_choice(part, chosen, kind, typed_keys)
+    for target in _targets(changed):
+        _check_target(target, (CORE_PLUGINS, *trusted))
     for place in ("job_logging", "hydra_logging"):
-        _check_logging(plain.get(place), f"hydra.{place}")
+        _check_logging(changed.get(place), f"hydra.{place}")
     for key in plain.get("sweeper", {}).get("params") or {}:
         if str(key).lstrip("+~").startswith(_TYPED_ONLY):
             raise UntrustedError(
@@ -57,6 +61,28 @@ def check_hydra(part: DictConfig, typed: Sequence[str], trusted: Iterable[str] =
     for key in _FOLDERS:
         if f"hydra.{key}" not in typed_keys:
             _check_folder(str(_at(plain, key) or ""), key)
+
+
+def _is_changed(part: DictConfig, chosen: DictConfig, kind: str) -> bool:
+    return bool(_written(part, kind) != _written(chosen, kind))
+
+
+def _written(settings: DictConfig | None, kind: str) -> Any:
+    """Return a setting as it is written; what a recipe sweeps over is checked by itself."""
+    node: Any = None if settings is None else OmegaConf.to_container(settings).get(kind)  # type: ignore[union-attr]
+    return {key: value for key, value in node.items() if key != "params"} if isinstance(node, dict) else node
+
+
+def _check_choice(part: DictConfig, chosen: DictConfig | None, kind: str, typed_keys: Sequence[str]) -> None:
+    """Raise `UntrustedError` where a recipe adds to a plugin that the user has chosen."""
+    if f"hydra/{kind}" not in typed_keys:
+        return
+    now, before = _written(part, kind), _written(chosen, kind) or {}
+    key = next((key for key in now if key not in before or now[key] != before[key]), "")
+    raise UntrustedError(
+        f"hydra.{kind}.{key}: {now.get(key)!r} is not allowed in a recipe, since hydra/{kind} is chosen on the command "
+        "line: pass it there, too"
+    )
 
 
 def _check_kinds(plain: dict[str, Any]) -> None:
@@ -113,6 +139,10 @@ def _is_inside(filename: str) -> bool:
 
 def _check_folder(value: str, key: str) -> None:
     path = PurePath(value)
+    if not value.isprintable():  # a launcher writes names into a script
+        raise UntrustedError(
+            f"hydra.{key}: {value!r} is not allowed in a recipe: it has control characters. Remove them"
+        )
     if path.is_absolute() or ".." in path.parts or value.startswith("~") or (key == "job.name" and "/" in value):
         raise UntrustedError(
             f"hydra.{key}: {value!r} is not allowed in a recipe: it is outside of the current folder. "

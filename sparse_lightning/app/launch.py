@@ -39,8 +39,8 @@ def launch(arguments: list[str]) -> None:
         raise ConfigError("the primary config is fixed: use --config-dir FOLDER, and recipes in FOLDER/recipe")
     # Python hides these warnings by default.
     warnings.filterwarnings("default", ".* is deprecated: use ", DeprecationWarning)
-    overrides = accept_old_keys(options.overrides)
-    checked = check_runs(overrides, options.config_dir, options.multirun)
+    checked = check_runs(accept_old_keys(options.overrides), options.config_dir, options.multirun)
+    overrides = checked.typed.overrides
     if options.cfg or options.info or options.hydra_help or options.shell_completion:
         flags = [argument for argument in arguments if argument not in options.overrides]
         return _run_hydra([*flags, *overrides], Job(checked.typed))
