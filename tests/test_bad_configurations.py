@@ -53,7 +53,7 @@ BAD = {
     "pattern.blocks.edge=cut": "pattern.blocks.edge: 'cut' is not 'error' or 'partial'",
     "~pattern.blocks": "pattern: no pattern is set: choose pattern=blocks",
     "model.hidden=wide": "model.hidden: 'wide' is not int",
-    "model._target_=torch.nn.Linear": "model.hidden: Linear takes no 'hidden': there are 'in_features', 'out_features'",
+    "model._target_=torch.nn.Linear": "model.in_features: Linear requires 'in_features', which is missing",
     "model=gpt": "model.context: Interpolation key 'data.context' not found",
     "trainer.max_epochs=many": "trainer.max_epochs: 'many' is not int or null",
     "trainer.accelerator=abacus": "accelerator='abacus'",
@@ -81,11 +81,16 @@ BAD = {
     f"seed={'9' * 5000}": "seed=999999999999999999999999…99999999999999999999999999999: Exceeds the limit",
     f"+{'k' * 100_000}=1": "kkk: a key has at most 200 characters, and this one 100,000",
     f"schedule={'o' * 300}": "schedule: there is no option 'ooo",
+    "+trainer.val_check_interval=0": "trainer.val_check_interval: 0 is out of range: pass a positive number, or",
+    "+trainer.check_val_every_n_epoch=0": "trainer.check_val_every_n_epoch: 0 is out of range: pass a positive number",
     "optimizer.lr=inf": "optimizer.lr: inf is not finite: pass a number",
     "recipe=hydra_null": "hydra_null.yaml is not allowed: hydra: None is not a mapping. Remove it",
     "recipe=long_number": "long_number.yaml is not allowed: the number 12345678901234567890… has 1,100 digits",
     "recipe=latin": "a file of the configuration cannot be read: 'utf-8' codec can't decode byte 0xe9",
     # parts of the wrong kind
+    "schedule._target_=lightning.pytorch.loggers.CSVLogger +schedule.save_dir=${folder}": (
+        "schedule._target_: CSVLogger is not a Schedule. Choose an option of schedule"
+    ),
     "+schedule._partial_=true": "schedule._partial_: true makes no Schedule yet. Remove it",
     "~optimizer._partial_": "model.optimizer.params: AdamW requires 'params', which is missing",
     "schedule=constant schedule._target_=sparse_lightning.Magnitude": (

@@ -52,10 +52,20 @@ def test_a_new_target_starts_from_its_own_arguments(my_pkg):
     assert model == {"_target_": "my_pkg.MyModel", "hidden": 16, "depth": 2}
     assert plain("data._target_=my_pkg.MyData", TRUST)["data"] == {"_target_": "my_pkg.MyData"}
     schedule = plain("schedule._target_=sparse_lightning.Steps", "+schedule.milestones={5:0.5}")["schedule"]
-    assert schedule == {"_target_": "sparse_lightning.Steps", "final": 0.9, "milestones": {5: 0.5}}, "of the recipe"
+    assert schedule == {"_target_": "sparse_lightning.Steps", "milestones": {5: 0.5}}, "Steps takes no final"
     optimizer = plain("optimizer._target_=torch.optim.SGD")["optimizer"]
     assert optimizer == {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.002}
     assert plain()["model"]["hidden"], "the option itself is as it was"
+
+
+def test_values_of_a_recipe_are_not_meant_for_a_class_that_the_user_types(my_pkg):
+    own = str(Path(__file__).parent / "own_conf")
+    typed = ["recipe=small", "model._target_=my_pkg.MyModel", TRUST]
+    assert compose(typed, own).plain("x")["model"] == {"_target_": "my_pkg.MyModel"}, "the recipe sets model.hidden"
+    typed += ["model.hidden=8", "model.optimizer=null"]
+    assert compose(typed, own).plain("x")["model"].keys() == {"_target_", "hidden", "optimizer"}
+    listed = compose(["recipe=small", "model._target_=torch.nn.Linear"], own).plain("x")["model"]
+    assert "hidden" not in listed, "it does not take it"
 
 
 def test_entries_of_a_pattern_start_anew_too():

@@ -96,6 +96,7 @@ class Factory:
     def trainer(self, callbacks: Sequence[L.Callback]) -> L.Trainer:
         """Return a trainer without loggers, with callbacks beside those of the configuration."""
         node = {**self.config["trainer"], "_partial_": True}
+        _check_validation(node)
         own = self._callbacks(node.pop("callbacks", None) or [])
         build = self._make(node, "trainer")
         with at("trainer"):
@@ -144,6 +145,17 @@ def _checked(made: Any, place: str, kinds: tuple[type, ...]) -> Any:
         raise ConfigError(f"{place}._partial_: true is missing: the parameters of the model are passed later. Add it")
     wanted, group = " or ".join(kind.__name__ for kind in kinds), place.partition(".")[0]
     raise ConfigError(f"{place}._target_: {type(made).__name__} is not a {wanted}. Choose an option of {group}")
+
+
+def _check_validation(node: dict[str, Any]) -> None:
+    """Raise `ConfigError` for a distance between validations that Lightning accepts and then divides by."""
+    for key in ("val_check_interval", "check_val_every_n_epoch"):
+        value = node.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+            raise ConfigError(
+                f"trainer.{key}: {value} is out of range: pass a positive number, or trainer.limit_val_batches=0 for "
+                "no validation"
+            )
 
 
 def _can_export(made: Any) -> bool:

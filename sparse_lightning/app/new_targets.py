@@ -1,4 +1,4 @@
-"""New targets: a `_target_` of a recipe or the command line starts from its own arguments, not those of the option."""
+"""New targets: a `_target_` of a recipe or the command line starts from its own arguments, not those of another one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from sparse_lightning.app import catalog
 from sparse_lightning.app.arguments import RESERVED
+from sparse_lightning.app.stale_overrides import known_arguments
 
 
 def drop_replaced(config: DictConfig, settings: DictConfig, overrides: Iterable[str]) -> None:
-    """Remove the values of an option whose target was replaced, except for those that the recipe or the user sets.
+    """Remove the values that were meant for another target.
+
+    Where a recipe replaces the target of an option, the values of the recipe remain. Where the user does, those remain
+    that a class of the allowlist takes; for another class, only what is typed.
 
     Args:
         config: the job's configuration, which is changed; its interpolations are not resolved.
@@ -26,10 +30,21 @@ def drop_replaced(config: DictConfig, settings: DictConfig, overrides: Iterable[
     for group in catalog.groups():
         option = _content(settings, group)
         for place in _replaced(_at(raw, group), option, group):
-            kept = RESERVED | set(_at(recipe, place))
-            for key in _at({group: option}, place):
-                if key in _at(raw, place) and key not in kept and f"{place}.{key}" not in typed:
+            found, own = _at(raw, place), set(_at(recipe, place))
+            if f"{place}._target_" in typed:
+                own &= known_arguments(found) or set()
+            for key in set(found) - own - RESERVED:
+                if key in _meant(recipe, {group: option}, place) and not _is_typed(f"{place}.{key}", typed):
                     del OmegaConf.select(config, place)[key]
+
+
+def _meant(recipe: Any, option: Any, place: str) -> set[str]:
+    """Return the keys that were written for the target before."""
+    return set(_at(recipe, place)) | set(_at(option, place))
+
+
+def _is_typed(place: str, typed: Iterable[str]) -> bool:
+    return any(line == place or line.startswith(f"{place}.") for line in typed)
 
 
 def _replaced(node: dict[str, Any], option: Any, place: str) -> Iterator[str]:
