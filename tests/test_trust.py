@@ -27,6 +27,7 @@ from sparse_lightning.app.cli import answer
 from sparse_lightning.app.compose import compose
 from sparse_lightning.app.shards import check_checkpoint, check_word
 from sparse_lightning.app.trust import check_trust, instantiate
+from sparse_lightning.app.yaml_limits import MAX_FILES, YamlLimits
 from sparse_lightning.errors import ConfigError, UntrustedError
 
 HOSTILE = Path(__file__).parent / "hostile"
@@ -430,6 +431,8 @@ HUGE = {
     "nested": ("k0: x0\nx0: [1]\n" + NESTED, "its interpolations grow: they are resolved more than 1,000 times"),
     "chain": ("x0: 1\n" + CHAIN, "its interpolations grow|RecursionError raised while resolving"),
     "for_hydra": ("x0: aa\n" + TEXTS + "hydra: {job: {name: '${x39}'}}", "its interpolations grow"),
+    "tag": ("seed: !!python/object/apply:os.system [ls]", "it has the tag '.*os.system'. Write values without tags"),
+    "plain_tag": ("seed: !!int '1'", "it has the tag 'tag:yaml.org,2002:int'. Write values without tags"),
     "copies": ("defaults: [/recipe/b0@x, /recipe/b0@y]", "include one another more than 1,000 times"),
 }
 
@@ -467,6 +470,31 @@ def test_a_file_that_would_grow_huge_is_refused_at_once(text, message, tmp_path,
     assert calls() < CALLS, "it was expanded: that would take millions of times as many"
     [line] = capsys.readouterr().err.splitlines()
     assert re.search(message, line), line
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_file_that_is_not_regular_is_refused(kind, tmp_path):
+    """A pipe never ends where nothing is written to it, and a device such as /dev/zero has no end."""
+    Path(tmp_path, "recipe").mkdir()
+    file = Path(tmp_path, "recipe", "endless.yaml")
+    os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=r"is not allowed: it is not a regular file\. Use a YAML file"):
+        YamlLimits().add(file)
+    with pytest.raises(ConfigError, match="there is no option 'endless'"):
+        check_runs(["recipe=endless"], str(tmp_path))
+
+
+def test_a_configuration_of_many_files_is_refused(tmp_path):
+    limits, file = YamlLimits(), tmp_path / "small.yaml"
+    file.write_text("{}")
+    for _ in range(MAX_FILES):
+        limits.add(file)
+    with pytest.raises(ConfigError, match=r"small\.yaml is not allowed: the configuration has more than 200 files"):
+        limits.add(file)
+
+
+def test_the_user_may_start_many_processes():
+    run_of("data.num_workers=300")
 
 
 def test_documented_module_paths_of_the_first_version_still_import():

@@ -13,6 +13,7 @@ from sparse_lightning.app.compose import Composed, compose, expanded, search_pat
 from sparse_lightning.app.folders import fresh, last_run, resumed_folder
 from sparse_lightning.app.hydra_settings import check_hydra
 from sparse_lightning.app.paths import check_read
+from sparse_lightning.app.resources import check_resources
 from sparse_lightning.app.sweeps import check_intervals, spelled_out
 from sparse_lightning.app.typed import Typed, check_typed
 from sparse_lightning.errors import ConfigError
@@ -111,3 +112,4 @@ def _check_run(run: Composed, typed: Typed) -> None:
         _ = run.given_folder
     check(config, typed.trusted)
     check_read(config, typed)
+    check_resources(config, typed)

@@ -6,8 +6,9 @@ starts, so they are checked first. Overrides of the command line are trusted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -143,11 +144,17 @@ def _check_folder(value: str, key: str) -> None:
         raise UntrustedError(
             f"hydra.{key}: {value!r} is not allowed in a recipe: it has control characters. Remove them"
         )
-    if path.is_absolute() or ".." in path.parts or value.startswith("~") or (key == "job.name" and "/" in value):
+    is_outside = path.is_absolute() or ".." in path.parts or value.startswith("~") or not _is_here(value)
+    if is_outside or (key == "job.name" and "/" in value):
         raise UntrustedError(
             f"hydra.{key}: {value!r} is not allowed in a recipe: it is outside of the current folder. "
             "Pass it on the command line"
         )
+
+
+def _is_here(value: str) -> bool:
+    """Whether a path is below the current folder, with symbolic links resolved."""
+    return Path(os.path.realpath(value)).is_relative_to(os.path.realpath("."))
 
 
 def _at(plain: dict[str, Any], place: str) -> Any:

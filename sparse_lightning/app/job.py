@@ -20,6 +20,7 @@ from sparse_lightning.app.overrides import shortened
 from sparse_lightning.app.paths import check_read
 from sparse_lightning.app.quiet import be_quiet
 from sparse_lightning.app.rank_zero import await_rank_zero, is_rank_zero
+from sparse_lightning.app.resources import check_resources
 from sparse_lightning.app.typed import Typed, check_typed
 from sparse_lightning.errors import SparseLightningError
 
@@ -84,6 +85,7 @@ class Job:
             check_typed(config, composed.raw, self._typed)
             check(config, self._typed.trusted)
             check_read(config, self._typed)
+            check_resources(config, self._typed)
             return PreparedRun(config, self._typed.trusted)
         return found if found.config["folder"] == folder else found.moved_to(composed.plain(folder))
 
