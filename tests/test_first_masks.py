@@ -133,12 +133,13 @@ def test_zeros_are_held_by_a_state_that_is_loaded_after_attaching():
 
 
 def test_zeros_that_no_pruning_made_are_not_warned_about():
-    """A padding row of an embedding, and a layer that is initialised to zero."""
-    net = nn.Sequential(nn.Embedding(8, 4, padding_idx=0), nn.Linear(4, 8))
+    """A padding row of an embedding, a layer that is initialised to zero, and an identity."""
+    net = nn.Sequential(nn.Embedding(8, 4, padding_idx=0), nn.Linear(4, 8), nn.Linear(8, 8))
+    nn.init.eye_(net[2].weight)
     nn.init.zeros_(with_gradients(net)[1].weight)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ours = Sparsifier([Blocks("0.weight", (1, -1)), Blocks("1.weight", (2, 2))], 0.5)
+        ours = Sparsifier([Blocks("0.weight", (1, -1)), Blocks(["1.weight", "2.weight"], (2, 2))], 0.5)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         ours.attach(net, optimizer)
         optimizer.step()

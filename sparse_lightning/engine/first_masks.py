@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.errors import PatternError
 from sparse_lightning.patterns.names import nearest
@@ -57,14 +58,15 @@ def first_masks(given: Mapping[str, Tensor] | str, scopes: Iterable[MaskedScope]
 def warn_of_zeros(scopes: Sequence[MaskedScope]) -> None:
     """Warn where a model has pruned blocks and no masks hold them at zero; all ranks must call it.
 
-    A single zero block, such as the padding row of an embedding, and a parameter that is zero as a whole, such as one
-    that is initialised so, are not warned about.
+    Zeros of an initialization are not warned about: a single zero block, such as the padding row of an embedding, a
+    parameter that is zero as a whole, and one with many zeros outside of zero blocks, such as an identity.
     """
     found = {}
     for scope in scopes:
         for name, block in scope.blocks.items():
-            zeros = int((block.norms() == 0).sum())
-            if 1 < zeros < block.numblk():
+            zero = block.norms() == 0
+            zeros = int(zero.sum())
+            if 1 < zeros < block.numblk() and _is_dense_elsewhere(block, zero):
                 found[name] = f"{zeros} of {block.numblk()} blocks of {name}"
     if found:
         some = ", ".join(list(found.values())[:3]) + (f" and those of {len(found) - 3} more" if len(found) > 3 else "")
@@ -73,3 +75,9 @@ def warn_of_zeros(scopes: Sequence[MaskedScope]) -> None:
             "keep the zeros of a pruned model, or load the state of the Sparsifier that pruned it",
             stacklevel=3,
         )
+
+
+def _is_dense_elsewhere(block: SparseBlock, zero: Tensor) -> bool:
+    """Whether at most one weight in a hundred is zero outside of the zero blocks."""
+    inside = int(block.block_sizes()[zero.cpu()].sum())
+    return block.numel() - int(block.nnz(eps=0.0)) - inside <= (block.numel() - inside) / 100
