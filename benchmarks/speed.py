@@ -85,7 +85,7 @@ COMPACT_LIMITS = {("block", 0.5): 1.7, ("block", 0.75): 3.2, ("convolutions", 0.
 
 def convolutional() -> nn.Sequential:
     """Return six convolutions with batch norms; the channels of all but the last can be removed."""
-    widths = [3, 64, 64, 128, 128, 256, 64]
+    widths = [3, 64, 128, 128, 256, 256, 64]
     layers: list[nn.Module] = []
     for i, (read, made) in enumerate(pairwise(widths)):
         layers += [nn.Conv2d(read, made, 3, stride=1 + i % 2, padding=1), nn.BatchNorm2d(made), nn.ReLU()]
