@@ -33,7 +33,7 @@ class RandomModel(nn.Module):
         else:
             kinds = [getattr(self, name) for name in dir(type(self)) if name.startswith("image_")]
             self.inputs = (torch.randn(2, 6, 4, 4),)
-        for _ in range(self.pick.randint(2, 6)):
+        for _ in range(self.pick.randint(2, 4)):
             self.steps.append(self.pick.choice(kinds)())
         self.images = not seed % 3
         flat = self.images and self.pick.random() < 0.5

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from sparse_lightning import Blocks, Heads, Neurons, Sparsifier
+from sparse_lightning import Blocks, Heads, Neurons, Sparsifier, couplings
 from sparse_lightning.engine.masks import pack_all
 from sparse_lightning.patterns import resolve
 from sparse_lightning.schedules import Cubic
@@ -49,6 +50,23 @@ def peak() -> int:
     """Return the peak memory of this process in KiB; getrusage counts the process before exec too."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def analyse_large_model(layers: int, width: int, hidden: int, heads: int, key_heads: int, words: int) -> None:
+    """Find the units of a Llama on the meta device; print how many families have how many units, and the memory."""
+    import transformers
+
+    sizes = {"hidden_size": width, "intermediate_size": hidden, "vocab_size": words}
+    counts = {"num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": key_heads}
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **counts))
+    before = peak()
+    found = couplings(model, {"input_ids": torch.zeros(2, 8, dtype=torch.long)})
+    more = (peak() - before) / 2**20
+    for units, families in sorted(Counter(family.units for family in found).items()):
+        print(f"{families} families of {units} units")
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e9:.1f} B parameters, {more:.2f} GiB")
+    assert more < 3, f"the analysis took {more:.2f} GiB"
 
 
 def attach_to_large_model() -> None:

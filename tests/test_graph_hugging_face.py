@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from forked import printed_by
 from graph_models import IMAGES, TOKENS, Case, hugging_face
+from large_model import analyse_large_model
 from test_graph import worst_error
 
 from sparse_lightning.graph import couplings
@@ -134,15 +136,19 @@ def test_inner_units_of_grouped_queries_are_query_heads_of_each_group():
     assert names["model.layers.0.self_attn (q heads of each group)"] == 2
 
 
-@pytest.mark.exhaustive
-def test_a_model_of_seven_billion_parameters_is_analysed_on_the_meta_device():
-    import transformers
+SEVEN = (32, 4096, 11008, 32, 32, 32000)
+SEVENTY = (80, 8192, 28672, 64, 8, 128256)
 
-    config = transformers.LlamaConfig(
-        hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, vocab_size=32000
-    )
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(config)
-    found = couplings(model, {"input_ids": torch.zeros(2, 8, dtype=torch.long)})
-    units = sorted(family.units for family in found)
-    assert units == [32] * 32 + [11008] * 32
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("shape", "printed"),
+    [
+        (SEVEN, ["32 families of 32 units", "32 families of 11008 units", "6.7 B parameters"]),
+        (SEVENTY, ["80 families of 8 units", "80 families of 28672 units", "70.6 B parameters"]),
+    ],
+    ids=["7 B", "70 B"],
+)
+def test_large_models_are_analysed_on_the_meta_device_in_little_memory(shape, printed, tmp_path):
+    lines = printed_by(analyse_large_model, *shape, file=tmp_path / "printed", seconds=600)
+    assert all(line in lines for line in printed), lines
