@@ -373,3 +373,19 @@ def test_a_checkpoint_of_another_model_raises_an_error(state, text):
     ours.load_state_dict(state())
     with pytest.raises(CheckpointError, match=text):
         trainer(ours, max_steps=4).fit(Net())
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_run_is_not_resumed_with_other_patterns(tmp_path):
+    def fit(patterns, **resumed):
+        saving = L.pytorch.callbacks.ModelCheckpoint(tmp_path, filename="state", enable_version_counter=False)
+        callbacks = [SparsityCallback(patterns, Constant(0.5)), saving]
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+        trainer = L.Trainer(max_epochs=2 if resumed else 1, limit_val_batches=0, callbacks=callbacks, **quiet)
+        trainer.fit(Net(), **resumed)
+
+    fit([Blocks(LAYERS, (4, 4))])
+    text = r"has masks of .*\(4, 4\).* but this callback is .*\(2, 2\).*same patterns"
+    with pytest.raises(CheckpointError, match=text):
+        fit([Blocks(LAYERS, (2, 2))], ckpt_path=tmp_path / "state.ckpt")

@@ -35,6 +35,8 @@ from sparse_lightning.layout import Layout
 from sparse_lightning.layout.crossing import meet, phases, units_cross
 from sparse_lightning.metrics.functional import block_sparsity
 from sparse_lightning.patterns import resolve
+from sparse_lightning.report.outcome import Outcome
+from sparse_lightning.report.results_table import results_table
 
 CHAIN = [Neurons("0", "2"), Neurons("2", "4")]
 
@@ -216,3 +218,20 @@ def test_the_table_says_what_multiples_cost():
     assert "0.3333 (0.5 rounded)" in sparsifier.summary()
     assert "0.2 (0.5 rounded)" in sparsifier.summary()
     sparsifier.detach()
+
+
+def test_the_results_table_counts_weights_of_crossing_units_once():
+    model = chain()
+    sparsifier = Sparsifier(CHAIN, Constant(0.5), Magnitude(), update_every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sparsifier.attach(model, optimizer)
+    model(torch.randn(4, 6)).sum().backward()
+    sparsifier.before_step()
+    optimizer.step()
+    outcome = Outcome.of(sparsifier)
+    sparsifier.detach()
+    shared = [row for row in outcome.rows if row.parameter == "2.weight"]
+    assert [row.actual for row in shared] == [0.75, 0.75]
+    assert outcome.weights == sum(model[i].weight.numel() for i in (0, 2, 4)) + 12 + 10
+    assert outcome.zero / outcome.weights == outcome.actual
+    assert f"{outcome.weights} weights" in results_table(outcome, {})

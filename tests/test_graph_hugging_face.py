@@ -10,6 +10,7 @@ from forked import printed_by
 from graph_models import IMAGES, TOKENS, Case, hugging_face
 from large_model import analyse_large_model
 from test_graph import worst_error
+from torch import nn
 
 from sparse_lightning.graph import couplings
 from sparse_lightning.graph.proof import TOLERANCE
@@ -152,3 +153,20 @@ SEVENTY = (80, 8192, 28672, 64, 8, 128256)
 def test_large_models_are_analysed_on_the_meta_device_in_little_memory(shape, printed, tmp_path):
     lines = printed_by(analyse_large_model, *shape, file=tmp_path / "printed", seconds=600)
     assert all(line in lines for line in printed), lines
+
+
+def test_a_model_that_caches_is_traced_inside_of_another():
+    class Wrapper(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens):
+            return self.model(input_ids=tokens)
+
+    model = Wrapper(QUICK["llama, two query heads for each key"].build())
+    config = model.model.config
+    assert config.use_cache
+    found = couplings(model, (TOKENS,))
+    assert any("mlp" in family.name for family in found)
+    assert config.use_cache, "the configuration is left as it was"

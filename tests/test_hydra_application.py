@@ -18,7 +18,8 @@ from lightning.pytorch.demos.boring_classes import RandomDataset
 from omegaconf import OmegaConf
 from torch import nn
 
-from sparse_lightning import Join, Linear, Sparsifier, SparsityCallback
+from sparse_lightning import Coupled, Join, Linear, Sparsifier, SparsityCallback
+from sparse_lightning.patterns import as_list
 
 PATTERNS = {
     # the class: its arguments, and what is pruned to half by them
@@ -238,3 +239,12 @@ def test_the_groups_of_the_plugin_are_mappings_of_patterns(template):
     model, trainer = template("callbacks=by_group", "callbacks.sparsity.schedule.end=0.9")
     assert (model.up.weight == 0).float().mean() == 0.5
     assert "sparsity/blocks" in trainer.callback_metrics
+
+
+def test_units_of_the_traced_model_are_found_by_target():
+    node = {"_target_": "sparse_lightning.Coupled", "match": ["*up*"], "exclude": "down*"}
+    for patterns in ([node], {"units": node}):
+        callback = callback_of(patterns)
+        [pattern] = as_list(callback.sparsifier.configuration.patterns)
+        assert isinstance(pattern, Coupled)
+        assert tuple(pattern.match) == ("*up*",)

@@ -28,13 +28,18 @@ def count_zeros(blocks: Iterable[SparseBlock]) -> tuple[int, int]:
         >>> count_zeros([BlockSpec(weight, (1, -1)), BlockSpec(weight, (-1, 1))])
         (7, 16)
     """
+    counts = count_by_parameter(blocks).values()
+    return sum(zero for zero, _ in counts), sum(total for _, total in counts)
+
+
+def count_by_parameter(blocks: Iterable[SparseBlock]) -> dict[int, tuple[int, int]]:
+    """Return the counts of `count_zeros` for each parameter, by its id."""
     found: dict[int, list[Zeros]] = {}
     for block in blocks:
         zero = block.norms(p=math.inf) == 0
         for spec in block.blocks():
             found.setdefault(id(spec.param), []).append((spec, block.grid_of(spec, zero)))
-    counts = [_count(zeros) for zeros in found.values()]
-    return sum(zero for zero, _ in counts), sum(total for _, total in counts)
+    return {key: _count(zeros) for key, zeros in found.items()}
 
 
 def crosses(specs: Iterable[BlockSpec]) -> bool:

@@ -19,7 +19,7 @@ from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.configuration import Update
 from sparse_lightning.engine.first_masks import FirstMasks
 from sparse_lightning.engine.sparsifier import Sparsifier
-from sparse_lightning.errors import PatternError
+from sparse_lightning.errors import CheckpointError, PatternError
 from sparse_lightning.flow import Criterion
 from sparse_lightning.methods import Method
 from sparse_lightning.patterns import Patterns, as_list
@@ -201,6 +201,18 @@ class SparsityCallback(L.Callback):
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Zero the pruned blocks: an average may be saved."""
         self._hold(trainer, pl_module)
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Raise a `CheckpointError` if a run is resumed from a checkpoint with masks for other patterns only."""
+        kind = type(self).__qualname__
+        saved = {key for key in checkpoint.get("callbacks", {}) if key.startswith(f"{kind}{{")}
+        ours = {callback.state_key for callback in self._ours(trainer)}
+        if trainer.state.fn == "fit" and self.state_key not in saved and saved - ours:
+            raise CheckpointError(
+                f"the checkpoint has masks of {', '.join(sorted(saved - ours))}, but this callback is "
+                f"{self.state_key}: resume with the same patterns; or load the weights only, and pass "
+                "masks='from weights' to keep their zeros"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the masks and all other state that is needed to resume."""

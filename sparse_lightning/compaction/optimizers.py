@@ -15,12 +15,18 @@ Cut = Callable[[Tensor, Tensor], Tensor]
 
 
 def check_state(optimizers: Iterable[Optimizer], replaced: Mapping[int, nn.Parameter], cut: Cut) -> None:
-    """Check that all state of parameters that are cut can be cut.
+    """Check that optimizers have parameters of the model, and that all state of parameters that are cut can be cut.
 
     Raises:
-        SparseLightningError: if a tensor has neither the shape of its parameter nor one element.
+        SparseLightningError: if an optimizer has none, or a tensor of its state has neither the shape of its parameter
+            nor one element.
     """
     for optimizer in optimizers:
+        if not any(id(parameter) in replaced for group in optimizer.param_groups for parameter in group["params"]):
+            raise SparseLightningError(
+                f"{type(optimizer).__name__} holds none of the parameters of the model, so that it would not train the "
+                "smaller one: pass the optimizers of this model, or none"
+            )
         for parameter, state in optimizer.state.items():
             small = replaced.get(id(parameter))
             if small is None or small.shape == parameter.shape:

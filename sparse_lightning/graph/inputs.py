@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeAliasType
 
 from sparse_lightning.compat.torch import leaves, map_leaves
 from sparse_lightning.errors import CouplingError
 
-Inputs = tuple[Any, ...] | Mapping[str, Any] | Tensor | None
+# Named, because OmegaConf refuses the fields of a pattern whose type is a union of containers.
+Inputs = TypeAliasType("Inputs", tuple[Any, ...] | Mapping[str, Any] | Tensor | None)
 """Positional arguments as a tuple, keyword arguments as a mapping, one tensor, or None for those of the model."""
 
 

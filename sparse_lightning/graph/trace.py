@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -81,13 +82,23 @@ def _writes(node: torch.fx.Node) -> bool:
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Set a model to eval mode for a while: functions that it holds may call its modules, not those of the skeleton."""
     training = [module for module in model.modules() if module.training]
+    # A model of Hugging Face inside of another one returns a cache, which is not a tensor.
+    caching = [config for config in map(_config_of, model.modules()) if getattr(config, "use_cache", False) is True]
     for module in training:
         module.training = False
+    for config in caching:
+        config.use_cache = False
     try:
         yield
     finally:
         for module in training:
             module.training = True
+        for config in caching:
+            config.use_cache = True
+
+
+def _config_of(module: nn.Module) -> Any:
+    return vars(module).get("config")
 
 
 @contextmanager

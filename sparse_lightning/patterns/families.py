@@ -13,7 +13,7 @@ from sparse_lightning.graph.inputs import Inputs
 from sparse_lightning.layout import Layout
 from sparse_lightning.patterns.coupled import Piece, couple
 from sparse_lightning.patterns.names import Names, matches, nearest, plain_name
-from sparse_lightning.patterns.pattern import Attachment, Pattern, as_globs
+from sparse_lightning.patterns.pattern import Attachment, Globs, Pattern, as_globs
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Coupled(Pattern):
         ('0 (units)', 8, ['0.weight', '0.bias', '2.weight'])
     """
 
-    match: str | Sequence[str] = "*"
+    match: Globs = "*"
     inputs: Inputs = field(default=None, repr=False, compare=False)
-    exclude: str | Sequence[str] | None = None
+    exclude: Globs | None = None
     prefer: Literal["outer", "inner"] = "outer"
 
     label: ClassVar[str] = "coupled"

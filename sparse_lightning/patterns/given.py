@@ -23,8 +23,8 @@ Patterns = PatternLike | Sequence[PatternLike] | Mapping[str, PatternLike]
 
 
 _PASS = (
-    "pass Blocks, NM, Filters, Neurons, Heads, Strided or Custom, or a BlockSpec, BlockCoupling, ScopeSpec or "
-    "ScopeCoupling"
+    "pass Coupled, Blocks, NM, Filters, Neurons, Heads, Experts, Strided or Custom, or a BlockSpec, BlockCoupling, "
+    "ScopeSpec or ScopeCoupling"
 )
 
 

@@ -34,12 +34,12 @@ class Cost:
     Args:
         parameters: elements of parameters and buffers that are stored.
         bytes: of the file.
-        seconds: of one forward pass on the example inputs.
+        seconds: of one forward pass on the example inputs; None if it has to be made dense for that.
     """
 
     parameters: int
     bytes: int
-    seconds: float
+    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,27 @@ class Footprint:
         return [
             ["parameters", *(f"{cost.parameters:,}" for cost in pair)],
             ["bytes on disk", *(f"{cost.bytes:,}" for cost in pair)],
-            ["ms per forward", *(f"{cost.seconds * 1000:.3f}" for cost in pair)],
+            ["ms per forward", *(number_or_dash(cost.seconds) for cost in pair)],
+            ["written by", "export=weights", f"export={self.form}"],
         ]
 
     def numbers(self) -> dict[str, Any]:
         """Return what `results.json` has of it."""
         costs = {"dense": self.dense, "sparse": self.sparse}
         found: dict[str, Any] = {
-            kind: {"parameters": cost.parameters, "bytes": cost.bytes, "ms": cost.seconds * 1000}
+            kind: {
+                "parameters": cost.parameters,
+                "bytes": cost.bytes,
+                "ms": None if cost.seconds is None else cost.seconds * 1000,
+            }
             for kind, cost in costs.items()
         }
         return {**found, "export": self.form}
+
+
+def number_or_dash(seconds: float | None) -> str:
+    """Return seconds in milliseconds; a dash for None."""
+    return "-" if seconds is None else f"{seconds * 1000:.3f}"
 
 
 def footprint(model: nn.Module, outcome: Outcome) -> Footprint | None:
@@ -126,13 +136,12 @@ def _stored(model: nn.Module) -> tuple[int, int]:
 
 
 def _blocks(dense: Cost, model: nn.Module, outcome: Outcome) -> Cost:
-    """Return what the kept blocks and a bit for each block need; the time is that of the dense model."""
+    """Return what the kept blocks and a bit for each block need."""
     named = dict(model.named_parameters(remove_duplicate=False))
-    sizes = {row.parameter: named[row.parameter].element_size() for row in outcome.rows if row.parameter in named}
-    zero = sum(row.zero for row in outcome.rows)
-    saved = sum(row.zero * sizes.get(row.parameter, 0) for row in outcome.rows)
+    sizes = [named[row.parameter].element_size() for row in outcome.rows if row.parameter in named]
     bits = sum(-(-mask.numel() // 8) for mask in outcome.masks.values())
-    return Cost(dense.parameters - zero, dense.bytes - saved + bits, dense.seconds)
+    saved = outcome.zero * min(sizes, default=0)
+    return Cost(dense.parameters - outcome.zero, dense.bytes - saved + bits, None)
 
 
 def _seconds(models: Sequence[nn.Module], inputs: ExampleInputs) -> list[float]:

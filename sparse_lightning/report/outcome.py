@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.blocks.table import times
+from sparse_lightning.blocks.union import count_by_parameter
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.patterns import NamedScope
@@ -24,7 +25,8 @@ class Row:
         block: its block shape; with the shape of the view if that differs from the parameter.
         weights: the number of weights in blocks.
         masked: the number of weights that the mask prunes.
-        zero: the number of weights in blocks that are entirely zero, counted from the weights.
+        zero: the number of weights in blocks that are entirely zero, counted from the weights; where units cross in a
+            parameter, those of all its units.
     """
 
     parameter: str
@@ -73,6 +75,7 @@ class Outcome:
         actual: the sparsity counted from the weights.
         step: the number of optimizer steps.
         scopes: the scopes of the model.
+        counted: how many weights are zero, and how many are in blocks, each of them once; None for the sums of rows.
     """
 
     rows: tuple[Row, ...]
@@ -81,6 +84,17 @@ class Outcome:
     actual: float
     step: int
     scopes: tuple[ScopeRow, ...] = ()
+    counted: tuple[int, int] | None = None
+
+    @property
+    def zero(self) -> int:
+        """The number of weights that are zero, each counted once."""
+        return sum(row.zero for row in self.rows) if self.counted is None else self.counted[0]
+
+    @property
+    def weights(self) -> int:
+        """The number of weights in blocks, each counted once."""
+        return sum(row.weights for row in self.rows) if self.counted is None else self.counted[1]
 
     @staticmethod
     def of(sparsifiers: Sparsifier | Sequence[Sparsifier]) -> Outcome:
@@ -88,11 +102,14 @@ class Outcome:
         listed = [sparsifiers] if isinstance(sparsifiers, Sparsifier) else list(sparsifiers)
         if not listed:
             raise SparseLightningError("a report needs a Sparsifier: add a SparsityCallback to the Trainer")
-        rows = [row for s in listed for attachment in s.attachments for row in _rows(attachment, s.masks)]
+        blocks = [block for s in listed for attachment in s.attachments for block in attachment.scope.blocks()]
+        counts = count_by_parameter(blocks)
+        rows = [row for s in listed for attachment in s.attachments for row in _rows(attachment, s.masks, counts)]
         target = weighted_mean(listed, [s.target for s in listed])
         actual = weighted_mean(listed, [s.sparsity() for s in listed])
         scopes = tuple(_scope_row(attachment, s.masks) for s in listed for attachment in s.attachments)
-        return Outcome(tuple(rows), _masks(listed), target, actual, listed[0].step, scopes)
+        counted = sum(zero for zero, _ in counts.values()), sum(total for _, total in counts.values())
+        return Outcome(tuple(rows), _masks(listed), target, actual, listed[0].step, scopes, counted)
 
 
 def weighted_mean(sparsifiers: Sequence[Sparsifier], values: Sequence[float]) -> float:
@@ -118,18 +135,21 @@ def _scope_row(attachment: NamedScope, masks: Mapping[str, Tensor]) -> ScopeRow:
     return ScopeRow(attachment.name, attachment.pattern, blocks, blocks - pruned)
 
 
-def _rows(attachment: NamedScope, masks: Mapping[str, Tensor]) -> list[Row]:
+def _rows(attachment: NamedScope, masks: Mapping[str, Tensor], counts: Mapping[int, tuple[int, int]]) -> list[Row]:
     blocks = attachment.scope.named_blocks(attachment.name)
-    return [row for name, block in blocks.items() for row in _block_rows(name, block, masks[name])]
+    return [row for name, block in blocks.items() for row in _block_rows(name, block, masks[name], counts)]
 
 
-def _block_rows(name: str, block: SparseBlock, mask: Tensor) -> list[Row]:
+def _block_rows(name: str, block: SparseBlock, mask: Tensor, counts: Mapping[int, tuple[int, int]]) -> list[Row]:
     """Return a row for each parameter; a coupled block counts as zero if it is zero in all of them."""
     zero = block.norms(p=float("inf")) == 0
     found: list[Row] = []
     for spec in block.blocks():
         sizes = spec.sizes()
         masked, zeros = (int(sizes[block.grid_of(spec, grid).cpu()].sum()) for grid in (mask, zero))
+        crossed, weights = counts[id(spec.param)]
+        if weights == spec.view.numel():
+            zeros = crossed  # units of others may cross this view
         seen = "" if spec.view.shape == tuple(spec.param.shape) else f" of {times(spec.view.shape)}"
         label, shape = spec.name or block.name or name, tuple(spec.param.shape)
         found.append(Row(label, shape, times(spec.shape) + seen, spec.view.numel(), masked, zeros))

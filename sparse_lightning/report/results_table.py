@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sparse_lightning.blocks.table import aligned, times
 from sparse_lightning.report.footprint import Footprint
-from sparse_lightning.report.outcome import Outcome, Row
+from sparse_lightning.report.outcome import Outcome
 
 Results = Mapping[str, Mapping[str, float]]
 """Metrics by name, for the "sparse" model, and for the "dense" one if there is one."""
@@ -21,6 +21,7 @@ def results_table(outcome: Outcome, results: Results, measured: Footprint | None
     weights. The target sparsity of the schedule is in the second table.
 
     Example:
+        >>> from sparse_lightning.report.outcome import Row
         >>> rows = (Row("up.weight", (32, 16), "4×4", 512, 384, 384), Row("down.weight", (8, 32), "4×4", 256, 192, 192))
         >>> outcome = Outcome(rows, masks={}, target=0.75, actual=0.75, step=100)
         >>> print(results_table(outcome, {"dense": {"val_loss": 0.1}, "sparse": {"val_loss": 0.125}}))
@@ -42,9 +43,9 @@ def results_table(outcome: Outcome, results: Results, measured: Footprint | None
 
 
 def _total(outcome: Outcome) -> tuple[str, ...]:
-    sums = [sum(getattr(row, name) for row in outcome.rows) for name in ("weights", "masked", "zero")]
-    total = Row("all", (), "", *sums)
-    return "all", f"{total.weights} weights", "", f"{total.target:.4f}", f"{total.actual:.4f}"
+    masked, weights = (sum(getattr(row, name) for row in outcome.rows) for name in ("masked", "weights"))
+    target, actual = masked / max(1, weights), outcome.zero / max(1, outcome.weights)
+    return "all", f"{outcome.weights} weights", "", f"{target:.4f}", f"{actual:.4f}"
 
 
 def _metrics(outcome: Outcome, results: Results, measured: Footprint | None) -> str:
