@@ -40,10 +40,10 @@ RECIPE = """# @package _global_
 defaults:
   - override /export: weights
   - override /model: digits_mlp
-model: {_target_: recorded.Model, hidden: 32}
+model: {_target_: recorded.Model, optimizer: "${optimizer}", hidden: 32}
 data: {_target_: recorded.Data}
 criterion: {_target_: recorded.Criterion}
-logger: {_target_: recorded.Logger}
+logger: {_target_: recorded.Logger, folder: "${folder}"}
 export: {_target_: recorded.Export}
 trainer:
   _target_: recorded.Trainer
