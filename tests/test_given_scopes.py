@@ -128,7 +128,7 @@ def test_patterns_and_scopes_mix_and_the_first_claim_wins():
         (lambda m: {"a": neurons(m), "b": BlockSpec(m.down.weight, (4, 4))}, "already claimed by BlockCoupling"),
         (lambda m: [BlockSpec(View(m.up.weight, (3, 4), (1, 1)), (1, 1))], "twice"),
         (lambda m: [BlockSpec(nn.Parameter(torch.ones(4, 4)), (2, 2), name="w")], "'w'.*not a parameter of MLP"),
-        (lambda m: [m.up.weight], "is not a pattern: pass Blocks.*or a BlockSpec"),
+        (lambda m: [m.up.weight], "is not a pattern: pass Coupled, Blocks.*or a BlockSpec"),
         (lambda m: ["*.weight"], "is not a pattern"),
     ],
 )

@@ -51,7 +51,7 @@ def test_blocks_on_a_parameter_need_no_list():
 
 @pytest.mark.parametrize("patterns", ["*.weight", 7, None], ids=repr)
 def test_what_is_not_a_pattern_raises(patterns):
-    with pytest.raises(PatternError, match=r"is not a pattern: pass Blocks, NM"):
+    with pytest.raises(PatternError, match=r"is not a pattern: pass Coupled, Blocks, NM"):
         Sparsifier(patterns, 0.5)
 
 

@@ -110,6 +110,7 @@ def test_a_truncated_checkpoint_is_refused(size, tmp_path):
 
 def test_nothing_is_called_where_a_later_target_is_refused(tmp_path, monkeypatch):
     (tmp_path / "my_pkg.py").write_text("def make(): open('made', 'w')\n")
+    monkeypatch.delitem(sys.modules, "my_pkg", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     config = {"first": {"_target_": "my_pkg.make"}, "second": {"_target_": "os.system", "command": "ls"}}

@@ -194,7 +194,8 @@ class Engine:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._grown.before_step()
-        if optimizer is self._leader() and id(optimizer) not in self._prepared:
+        is_first_trial = self._starts_dense and is_rehearsal(optimizer)
+        if optimizer is self._leader() and id(optimizer) not in self._prepared and not is_first_trial:
             self._look_for_others()
 
     def _look_for_others(self) -> None:

@@ -64,9 +64,8 @@ def warn_of_zeros(scopes: Sequence[MaskedScope]) -> None:
     found = {}
     for scope in scopes:
         for name, block in scope.blocks.items():
-            zero = block.norms() == 0
-            zeros = int(zero.sum())
-            if 1 < zeros < block.numblk() and _is_dense_elsewhere(block, zero):
+            zeros = _zero_blocks(block)
+            if 1 < zeros < block.numblk():
                 found[name] = f"{zeros} of {block.numblk()} blocks of {name}"
     if found:
         some = ", ".join(list(found.values())[:3]) + (f" and those of {len(found) - 3} more" if len(found) > 3 else "")
@@ -77,7 +76,11 @@ def warn_of_zeros(scopes: Sequence[MaskedScope]) -> None:
         )
 
 
-def _is_dense_elsewhere(block: SparseBlock, zero: Tensor) -> bool:
-    """Whether at most one weight in a hundred is zero outside of the zero blocks."""
+def _zero_blocks(block: SparseBlock) -> int:
+    """Return the number of zero blocks; 0 if more than one weight in a hundred is zero outside of them."""
+    zeros = block.numel() - int(block.nnz(eps=0.0))
+    if block.numel_per_block() == 1:
+        return zeros  # without a grid, which would be as large as the weights
+    zero = block.norms() == 0
     inside = int(block.block_sizes()[zero.cpu()].sum())
-    return block.numel() - int(block.nnz(eps=0.0)) - inside <= (block.numel() - inside) / 100
+    return int(zero.sum()) if zeros - inside <= (block.numel() - inside) / 100 else 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from sparse_lightning.errors import CheckpointError
 from sparse_lightning.export.geometry import BlockGeometry
+from sparse_lightning.layout import Layout
 
 FORMAT = 1
 
@@ -65,6 +66,9 @@ class Header:
         declared = sum(_extent(geometry) for listed in self.cut.values() for geometry in listed)
         if declared > MOST_PER_BYTE * size:
             raise CheckpointError(f"it declares {declared} elements, more than its {size} bytes can stand for")
+        for name, listed in self.cut.items():
+            if not all(Layout(geometry.param, geometry.stride).is_injective() for geometry in listed):
+                raise CheckpointError(f"the strides of {name} have an element twice")
 
 
 def _names(stored: Any) -> dict[str, str]:
@@ -104,18 +108,28 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+LARGEST = 1 << 62
+"""No stride is larger, not even one that is never used."""
+
+
 def _check_fit(name: str, made: BlockGeometry) -> None:
     """Raise an error unless strides fit shapes, blocks fit the view, and the view has no more elements than exist."""
     is_fitting = (
         min((*made.param, *made.stride, *made.view, 0)) == 0
-        and all(abs(n) <= _extent(made) for n in (*made.view_stride, made.offset))
         and len(made.param) == len(made.stride)
         and len(made.view) == len(made.view_stride) == len(made.block)
+        and all(abs(n) <= _extent(made) for n in (*_steps(made), made.offset))
+        and all(abs(n) < LARGEST for n in (*made.stride, *made.view_stride))
         and math.prod(made.view) <= math.prod(made.param)
         and all(1 <= b <= max(1, n) for b, n in zip(made.block, made.view, strict=True))
     )
     if not is_fitting:
         raise CheckpointError(f"view {made.view} and block {made.block} do not fit {name} of shape {made.param}")
+
+
+def _steps(made: BlockGeometry) -> list[int]:
+    """Return the strides of a view along which it has more than one element: others are never used."""
+    return [stride for n, stride in zip(made.view, made.view_stride, strict=True) if n > 1]
 
 
 def _extent(made: BlockGeometry) -> int:
