@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import lightning as L
 import pytest
 import torch
@@ -235,3 +237,29 @@ def test_the_results_table_counts_weights_of_crossing_units_once():
     assert outcome.weights == sum(model[i].weight.numel() for i in (0, 2, 4)) + 12 + 10
     assert outcome.zero / outcome.weights == outcome.actual
     assert f"{outcome.weights} weights" in results_table(outcome, {})
+
+
+def test_a_run_with_crossing_units_resumes_bit_for_bit():
+    def run(model, steps, saved=None):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        sparsifier = Sparsifier(CHAIN, Linear(0.5, begin=0, end=8), update_every=2)
+        if saved is not None:
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+            sparsifier.load_state_dict(saved[2])
+        sparsifier.attach(model, optimizer)
+        for step in steps:
+            x = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            sparsifier.before_step()
+            optimizer.step()
+        sparsifier.detach()
+        return copy.deepcopy((model.state_dict(), optimizer.state_dict(), sparsifier.state_dict()))
+
+    whole = run(chain(), range(12))
+    resumed = run(chain(), range(5, 12), run(chain(), range(5)))
+    assert all(torch.equal(resumed[0][name], weight) for name, weight in whole[0].items())
+    assert resumed[2]["step"] == whole[2]["step"] == 12
+    assert resumed[2]["last_update"] == whole[2]["last_update"]
+    assert float((whole[0]["2.weight"] == 0).float().mean()) == 0.75
