@@ -109,16 +109,10 @@ def _message(small: nn.Module, culprit: str, reason: str) -> str:
 
 def outputs(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
     """Return the tensors that a model computes in eval mode, without gradients; its modes are restored."""
-    modes = {module: module.training for module in model.modules()}
     devices = [d for d in {t.device for t in model.parameters()} if d.type == "cuda"]
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices):
-            torch.manual_seed(0)
-            made = model.eval()(*inputs.args, **inputs.kwargs)
-    finally:
-        for module, training in modes.items():
-            module.training = training
-    return tensors_in(made)
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(0)
+        return tensors_in(inputs.run(model))
 
 
 def tensors_in(made: Any) -> list[Tensor]:
