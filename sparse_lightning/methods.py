@@ -19,6 +19,7 @@ from sparse_lightning.criteria import Gradient, Random
 from sparse_lightning.errors import SparsityError
 from sparse_lightning.flow import Criterion
 from sparse_lightning.renamed import adopt_renamed_method, renamed_arguments, renamed_attribute, renamed_names
+from sparse_lightning.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class Method(ABC):
     are then decided in one call, as one grid whose first dimension counts the parameters; what `remember` returns has
     that dimension too. A subclass that overrides a decision does not inherit it, and is called for each parameter."""
 
+    def check_schedule(self, schedule: Schedule, every: int) -> None:
+        """Raise a SparsityError if the method cannot follow a schedule in optimizer steps, with updates at a rhythm."""
+        return
+
     @abstractmethod
     def choose(self, context: UpdateContext) -> Tensor:
         """Return the new mask."""
@@ -125,6 +130,8 @@ class Gradual(Method):
 class PruneOnce(Gradual):
     """One-shot pruning: prune at the first update with a target above zero; then the masks stay.
 
+    The schedule must be at its final sparsity there, as `OneShot` and `Constant` are.
+
     Example:
         >>> import torch
         >>> from sparse_lightning import BlockSpec, ScopeSpec
@@ -137,6 +144,19 @@ class PruneOnce(Gradual):
 
     decides_scopes_apart: ClassVar[bool] = True
     decides_by_count: ClassVar[bool] = True
+
+    def check_schedule(self, schedule: Schedule, every: int) -> None:
+        """Raise a SparsityError if the sparsity rises after the first update that prunes: it would stay there."""
+        begin, end = schedule.span
+        updates = (step for step in range(begin, end + 1) if schedule.is_update(step, every))
+        first = next((step for step in updates if schedule(step) > 0), None)
+        if first is not None and schedule(first) < schedule.final - 1e-9:
+            name, final = type(schedule).__name__, schedule.final
+            raise SparsityError(
+                f"PruneOnce prunes at the first update of {name} alone, at step {first} to a sparsity of "
+                f"{schedule(first):.4g}, and would never reach its {final:.4g}: use the schedule OneShot({final:.4g}) "
+                f"or Constant({final:.4g}), or the method Gradual()"
+            )
 
     def kept(self, context: UpdateContext) -> Tensor:
         """Return as many as `Gradual` the first time, and all that are left from then on."""

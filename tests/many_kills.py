@@ -51,6 +51,7 @@ from sparse_lightning import (
     Uniform,
     Wanda,
 )
+from sparse_lightning.schedules import OneShot
 
 STEPS, SAVE_EVERY = 12, 2
 
@@ -102,6 +103,8 @@ class Case:
         pattern = {"blocks": Blocks(LAYERS, (4, 4)), "nm": NM(LAYERS), "neurons": Neurons("up", "down")}[self.pattern]
         grows = self.method in ("set", "rigl")
         schedule = Constant(0.5, end=10) if grows else Cubic(0.75, begin=1, end=9)
+        if self.method == "prune once":
+            schedule = OneShot(0.75, at=5)
         parts = CRITERIA[self.criterion](), METHODS[self.method](), BUDGETS[self.budget]()
         return SparsityCallback([pattern], schedule, *parts, update_every=2)
 

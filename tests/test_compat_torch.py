@@ -8,6 +8,7 @@ import inspect
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_lightning.compat import torch as compat
@@ -152,6 +153,20 @@ def test_parameters_and_modules_of_a_module():
     assert [holder[key] for holder, key in found] == [model[1], model[1][0], model[1][0].bias]
     model[1][0].bias = new = nn.Parameter(torch.ones(2))
     assert found[-1][0]["bias"] is new, "the dict is live"
+
+
+def test_fsdp_state_lists_the_parameters_that_it_puts_in_place():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Linear(2, 2)
+        fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+        sharded = model.weight
+        model(torch.ones(1, 2))
+        assert model.weight is not sharded
+        found = compat.put_in_place_by_fsdp(model)
+        assert found[id(model.weight)] is sharded, "FSDPModule._get_fsdp_state or its parameters have changed"
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_orig_mod():

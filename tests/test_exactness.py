@@ -31,6 +31,7 @@ from sparse_lightning import (
     RigL,
     Soft,
     Sparsifier,
+    SparsityError,
     Steps,
     Uniform,
     methods,
@@ -91,6 +92,11 @@ def erdos_renyi_kernel(target: float) -> tuple[int, int]:
     return floor((1 - density[0]) * UP), floor((1 - density[1]) * DOWN)
 
 
+def rises_after_the_first_update(plan) -> bool:
+    targets = [plan(step) for step in range(STEPS) if plan.is_update(step, 2) and plan(step) > 0]
+    return bool(targets) and max(targets) > targets[0]
+
+
 def label(part) -> str:
     """Return the name of a budget with its arguments, and of others without."""
     return str(part) if isinstance(part, Uniform | Global | ERK) else type(part).__name__
@@ -101,8 +107,13 @@ def test_counts(schedule, budget, method):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     sparsifier = Sparsifier([Blocks(LAYERS, (4, 4))], schedule, method=method, budget=budget, update_every=2)
-    sparsifier.attach(model, optimizer, total_steps=STEPS)
     plan = schedule.resolve(STEPS)
+    if isinstance(method, methods.PruneOnce) and rises_after_the_first_update(plan):
+        text = rf"PruneOnce .*{type(plan).__name__} alone.*would never reach.*OneShot\({plan.final:.4g}\)"
+        with pytest.raises(SparsityError, match=text):
+            sparsifier.attach(model, optimizer, total_steps=STEPS)
+        return
+    sparsifier.attach(model, optimizer, total_steps=STEPS)
     highest, shot, updates = 0.0, None, 0
     x, y = next(iter(batches()))
     for step in range(STEPS):

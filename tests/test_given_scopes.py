@@ -238,7 +238,7 @@ def test_a_view_that_is_not_complete_is_refused(view, text):
         (("up.bias", APART, (1,)), r"splits 2 dimensions of a parameter of shape \(32,\)"),
         (("up.weight", {"split": [[-1], [-1]], "permute": [0, 0]}, (1,)), "does not permute"),
         (("up.weight", {"shape": [33], "stride": [16]}, (1,)), "outside of its parameter"),
-        (("up.weight", APART, (1, 1, 3)), "do not divide"),
+        (("up.weight", APART, (1, 1, 3)), r"block \(1, 1, 3\) does not fit .* is not a multiple of 3"),
         (("nothing", APART, (1,)), "matches no parameter"),
     ],
 )

@@ -387,3 +387,14 @@ def test_the_hint_about_edges_appears_where_it_helps():
         resolve([Blocks("0.weight", (0, 4))], model)
     assert "edge=" not in str(caught.value)
     resolve([Blocks("0.weight", (3, 4), edge="partial")], model)
+
+
+def test_a_block_that_does_not_fit_is_described_once_with_the_shape_that_missing_entries_give():
+    model = nn.Sequential(nn.Linear(8, 6))
+    with pytest.raises(PatternError) as refused:
+        resolve([Blocks("0.weight", (4,))], model)
+    text = str(refused.value)
+    assert text.count("0.weight of shape (6, 8)") == text.count("does not fit") == 1, text
+    assert "dimension 0 has 6 elements, which is not a multiple of 4" in text
+    row = summary(resolve([Blocks("0.weight", (3,))], model)).splitlines()[-1]
+    assert row.split()[-3:] == ["3×1", "2×8", "2×8"], "(3,) is 3×1 in a matrix"

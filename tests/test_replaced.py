@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 
 import pytest
 import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from small_nets import LAYERS, Net, batches
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
-from sparse_lightning import Blocks, Constant, SparseLightningError, Sparsifier
-from sparse_lightning.engine.replaced import PER_STEP, Replaced
+from sparse_lightning import Blocks, Constant, PatternError, SparseLightningError, Sparsifier
+from sparse_lightning.engine.replaced import Replaced
+from sparse_lightning.kernels.native import is_supported
+from sparse_lightning.kernels.watch.places import NativePlaces, PythonPlaces
+
+needs_native = pytest.mark.skipif(not is_supported(), reason="needs a C++ compiler on x86 Linux")
 
 TEXT = r"up\.weight.* was replaced by another tensor.*load_state_dict\(assign=True\).*call detach\(\)"
 
@@ -90,21 +99,130 @@ def test_what_keeps_the_parameters_is_not_an_error():
     assert ours.sparsity() == 0.75
 
 
-def test_a_large_model_is_looked_at_in_turn():
-    """All parameters that are replaced are noticed at the next step, a single one within a few."""
+@settings(max_examples=4)
+@given(st.sampled_from([1, 300, 600]), st.data())
+def test_a_single_parameter_or_module_of_a_model_of_any_size_is_noticed_at_once(layers, data):
+    net = nn.Sequential(*[nn.Linear(1, 1, bias=False) for _ in range(layers)])
+    watch = Replaced(net, dict(net.named_parameters()))
+    watch.check()
+    place = data.draw(st.integers(0, layers - 1))
+    if data.draw(st.booleans()):
+        net[place].weight = nn.Parameter(torch.ones(1, 1))
+    else:
+        net[place] = nn.Linear(1, 1, bias=False)
+    with pytest.raises(SparseLightningError, match=rf"^{place}\.weight was replaced"):
+        watch.check()
 
-    def made():
-        net = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(2 * PER_STEP)])
-        watch = Replaced(net, dict(net.named_parameters()))
-        watch.check_some()
-        return net, watch
 
-    net, watch = made()
-    net.load_state_dict(copy.deepcopy(net.state_dict()), assign=True)
-    with pytest.raises(SparseLightningError, match="was replaced"):
-        watch.check_some()
-    for place in (0, PER_STEP, 2 * PER_STEP - 1):
-        net, watch = made()
-        net[place].weight = nn.Parameter(torch.ones(2, 2))
-        with pytest.raises(SparseLightningError, match=rf"{place}\.weight was replaced"):
-            collections.deque((watch.check_some() for _ in range(4)), maxlen=0)
+@pytest.mark.parametrize("kind", [PythonPlaces, pytest.param(NativePlaces, marks=needs_native)])
+@given(st.lists(st.dictionaries(st.text(max_size=3), st.integers(), min_size=1), min_size=1, max_size=5), st.data())
+def test_entries_of_dicts_are_compared_by_identity(kind, dicts, data):
+    entries = [(held, key) for held in dicts for key in held]
+    found = kind(entries)
+    assert found.hold_same()
+    held, key = data.draw(st.sampled_from(entries))
+    if data.draw(st.booleans()):
+        held[key] = [held[key]]
+    else:
+        del held[key]
+    assert not found.hold_same()
+
+
+def test_masks_are_copies_so_that_writing_to_them_changes_nothing():
+    net, _, ours = attached()
+    for mask in ours.masks.values():
+        mask.fill_(False)
+    assert all(mask.float().mean() == 0.75 for mask in ours.masks.values())
+    with torch.no_grad():
+        net.up.weight.fill_(1.0)
+    ours.hold()
+    assert float((net.up.weight == 0).float().mean()) == 0.75
+
+
+class Tied(nn.Module):
+    """Two layers that share a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.head = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.head.weight = self.up.weight
+
+    def forward(self, x):
+        return self.head(self.up(x).relu())
+
+
+def attached_to(net, match):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    ours = Sparsifier(Blocks(match, (4, 4)), Constant(0.75, end=9), "magnitude", update_every=1)
+    ours.attach(net, optimizer)
+    optimizer.zero_grad()
+    net(torch.ones(2, 16)).sum().backward()
+    optimizer.step()
+    return optimizer, ours
+
+
+@pytest.mark.parametrize("name", ["up", "head"])
+def test_untying_a_shared_parameter_is_noticed(name):
+    net = Tied()
+    optimizer, _ = attached_to(net, "up.weight")
+    getattr(net, name).weight = nn.Parameter(net.up.weight.detach().clone())
+    other = {"up": "head", "head": "up"}[name]
+    with pytest.raises(SparseLightningError, match=rf"^{name}\.weight was .*attached one is {other}\.weight.*untying"):
+        optimizer.step()
+
+
+def test_a_layer_that_is_wrapped_is_followed_and_its_new_name_is_reported():
+    net, optimizer, ours = attached()
+    net.up = nn.Sequential(net.up)
+    with pytest.warns(UserWarning, match=r"^up\.weight is up\.0\.weight now.*masks are held.*wrap first, then attach"):
+        step(net, optimizer, ours)
+    step(net, optimizer, ours)
+    assert ours.sparsity() == 0.75
+    assert float((net.up[0].weight == 0).float().mean()) == 0.75
+    net.up[0] = nn.Linear(16, 32)
+    with pytest.raises(SparseLightningError, match=r"up\.0\.weight was replaced"):
+        step(net, optimizer, ours)
+
+
+def test_a_parametrization_that_keeps_no_zeros_is_refused_and_one_that_scales_is_not():
+    net, optimizer, ours = attached()
+    nn.utils.parametrizations.spectral_norm(net.down)
+    step(net, optimizer, ours)
+    assert ours.sparsity() == 0.75
+    nn.utils.parametrizations.weight_norm(net.up)
+    with pytest.raises(PatternError, match=r"^up\.weight was wrapped after .*_WeightNorm computes from .*remove_param"):
+        step(net, optimizer, ours)
+
+
+def test_peft_may_wrap_layers_and_a_copy_that_it_trains_is_named():
+    peft = pytest.importorskip("peft")
+    net, _, ours = attached()
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["down"]), net)
+    assert ours.sparsity() == 0.75
+    net, _, ours = attached()
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["down"], modules_to_save=["up"]), net)
+    with pytest.raises(SparseLightningError, match=r"up\.weight was .*\(the attached one is up\.original_module"):
+        ours.sparsity()
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_sharded_parameters_are_checked_and_those_that_fsdp_gathers_are_known(mesh):
+    net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    fully_shard(net[0], mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    optimizer, ours = attached_to(net, "*.weight")
+    assert ours.sparsity() == 0.75
+    net(torch.ones(2, 16))
+    assert not isinstance(net[2].weight, DTensor), "the outer module keeps what it gathers, until the backward pass"
+    assert ours.sparsity() == 0.75
+    net.reshard()
+    assert ours.sparsity() == 0.75
+    net[0].weight = nn.Parameter(net[0].weight.detach().clone())
+    with pytest.raises(SparseLightningError, match=r"^0\.weight was replaced"):
+        optimizer.step()

@@ -17,6 +17,7 @@ from sparse_lightning import (
     BlockCoupling,
     Blocks,
     BlockSpec,
+    Constant,
     Global,
     Gradual,
     Layout,
@@ -138,7 +139,8 @@ def train(method, budget, criterion):
     model = Deep()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     patterns = [Blocks("layers.*.weight", (4, 4)), Neurons("mlps.*.0", "mlps.*.2")]
-    sparsifier = Sparsifier(patterns, Linear(0.6, end=6), criterion, method, budget, update_every=2)
+    schedule = Constant(0.6, begin=2, end=6) if isinstance(method, PruneOnce) else Linear(0.6, end=6)
+    sparsifier = Sparsifier(patterns, schedule, criterion, method, budget, update_every=2)
     sparsifier.attach(model, optimizer)
     torch.manual_seed(1)
     masks = []

@@ -59,9 +59,10 @@ class TiledView:
         self.grid_shape = grid_shape(self.view.shape, self.shape)
 
     def _misfit(self, shape: Sequence[int], why: str) -> LayoutError:
+        own = tuple(self.param.shape)
+        viewed = "" if self.view.shape == own else f", viewed as {self.view.shape}"
         return LayoutError(
-            f"block {tuple(shape)} does not fit {self.name or 'a parameter'} of shape {tuple(self.param.shape)}, "
-            f"viewed as {self.view.shape}: {why}"
+            f"block {tuple(shape)} does not fit {self.name or 'a parameter'} of shape {own}{viewed}: {why}"
         )
 
     def _check_dtype(self) -> None:

@@ -133,6 +133,27 @@ def slots(model: nn.Module, wanted: set[int]) -> list[tuple[dict[str, Any], str]
     return found
 
 
+def put_in_place_by_fsdp(model: nn.Module) -> dict[int, Tensor]:
+    """Return the sharded parameters of FSDP2 for the ids of those that it puts in their place for a while.
+
+    A module holds gathered parameters from its forward pass on, until FSDP reshards them.
+
+    Private: `FSDPModule._get_fsdp_state`, `FSDPState._fsdp_param_groups` or before torch 2.12 `_fsdp_param_group`, and
+    of its `fsdp_params` the attributes `_unsharded_param` and `_sharded_post_forward_param`.
+    """
+    from torch.distributed.fsdp import FSDPModule  # here, because it is slow to load and only needed for DTensors
+
+    found: dict[int, Tensor] = {}
+    for module in model.modules():
+        state: Any = module._get_fsdp_state() if isinstance(module, FSDPModule) else None
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for param in [param for group in groups if group is not None for param in group.fsdp_params]:
+            for name in ("_unsharded_param", "_sharded_post_forward_param"):
+                other = getattr(param, name, None)
+                found.update({} if other is None else {id(other): param.sharded_param})
+    return found
+
+
 def version(tensor: Tensor) -> int:
     """Return a number that each change of a tensor in place increases; 0 for tensors of inference mode."""
     return 0 if tensor.is_inference() else int(tensor._version)

@@ -77,6 +77,7 @@ class Engine:
         self.passed_over = [name for name in names.passed_over if names.owner_of(names.parameters[name]) is None]
         self._adapters = AdapterWatch(found, names)
         self.configuration = resolved(configuration, self.schedule, found, model)
+        self.configuration.method.check_schedule(self.schedule, self.configuration.update_every)
         self.scopes = [self._masked_scope(each) for each in found]
         self._names = {id(param): name for name, param in reversed(names.parameters.items())}
         check_held(self._optimizers, self.scopes)
@@ -91,7 +92,8 @@ class Engine:
         self._grown = GrownBlocks(self.scopes, self.configuration.seed)
         self.scoring = Scoring(self.configuration, self.scopes, model, self._optimizers, self._compensating(model))
         self._others = OtherSteps(self.scopes)
-        self._replaced = Replaced(model, {self._names[id(param)]: param for param in self._parameters()})
+        mine = {id(param) for param in self._parameters()}
+        self._replaced = Replaced(model, {name: p for name, p in names.parameters.items() if id(p) in mine})
         self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
         self._handles += [optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers]
 
@@ -220,7 +222,7 @@ class Engine:
         if self._buffer.is_pruned:
             hold.fill(self._buffer.flat)
         if optimizer is self._leader():
-            self._replaced.check_some()
+            self._replaced.check()
             self.step += 1
             self._others.reset()
             self.scoring.at_step(self.step)

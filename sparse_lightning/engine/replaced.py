@@ -2,71 +2,88 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Callable, Mapping
-from operator import is_
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
 from sparse_lightning.blocks.shards import is_sharded
-from sparse_lightning.compat.torch import slots
-from sparse_lightning.errors import SparseLightningError
+from sparse_lightning.compat.torch import put_in_place_by_fsdp, slots
+from sparse_lightning.errors import PatternError, SparseLightningError
+from sparse_lightning.kernels.watch.places import PythonPlaces, places
 from sparse_lightning.patterns.names import Names
-
-PER_STEP = 256
-"""How many places are compared at a step."""
-
-_get: Callable[[dict[str, Any], str], Any] = dict.get
 
 
 class Replaced:
     """The places in a model at which attached parameters are, and the modules on the way to them.
 
-    A step compares a few hundred pointers at most, in turn where there are more. `load_state_dict(assign=True)`
-    replaces all parameters and is noticed at once, a single module of a large model some steps later. Sharded
-    parameters are left out: FSDP puts others in their place for each forward pass.
+    Each step compares all of them, a pointer for each, in one call.
 
     Args:
         model: holds the parameters; it is not kept alive.
-        params: the attached parameters, by plain name.
+        params: the attached parameters by plain name, tied ones under each of their names.
     """
 
     def __init__(self, model: nn.Module, params: Mapping[str, Tensor]) -> None:
-        self._model = weakref.ref(model)
-        self._params = {name: param for name, param in params.items() if not is_sharded(param)}
-        self._find(model)
+        self._model, self._params = weakref.ref(model), dict(params)
+        self._has_shards = any(is_sharded(param) for param in params.values())
+        self._places = self._find(model)
 
-    def _find(self, model: nn.Module) -> None:
-        self._next = 0
-        found = slots(model, {id(param) for param in self._params.values()})
-        self._holders: list[dict[str, Any]] = [holder for holder, _ in found]
-        self._keys = [key for _, key in found]
-        self._values = [holder[key] for holder, key in found]
-
-    def check_some(self) -> None:
-        """Check as many places as a step may cost, others at the next call."""
-        begin, self._next = self._next, (self._next + PER_STEP) if self._next + PER_STEP < len(self._keys) else 0
-        self._check(slice(begin, begin + PER_STEP))
+    def _find(self, model: nn.Module) -> PythonPlaces:
+        return places(slots(model, {id(param) for param in self._params.values()}))
 
     def check(self) -> None:
         """Raise an error if a parameter was replaced; modules may be, as by `torch.compile`."""
-        self._check(slice(None))
-
-    def _check(self, places: slice) -> None:
-        now_held = map(_get, self._holders[places], self._keys[places])
-        if all(map(is_, now_held, self._values[places])):
+        if self._places.hold_same():
             return
         model = self._model()
-        if model is None:
-            return
-        now = Names(model).parameters
-        gone = [name for name, param in self._params.items() if now.get(name) is not param]
+        if model is not None:
+            self._compare(model)
+
+    def _compare(self, model: nn.Module) -> None:
+        """Compare the parameters by name; where only modules were wrapped or replaced, look at the new ones."""
+        names = Names(model)
+        sharded = put_in_place_by_fsdp(model) if self._has_shards else {}
+        now = {name: sharded.get(id(param), param) for name, param in names.parameters.items()}
+        others = [name for name, param in self._params.items() if now.get(name) is not param]
+        for name in others:
+            if name in names.computed:
+                raise PatternError(f"{name} was wrapped after the model was attached, {names.computed[name]}")
+        self._follow({name: self._name_in(now, name) for name in others if name not in now})
+        gone = [name for name in others if name in self._params]
         if gone:
-            some = ", ".join(gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
-            raise SparseLightningError(
-                f"{some} was replaced by another tensor after the model was attached, as load_state_dict(assign=True) "
-                "and a new module do: neither the optimizer nor the masks have it. Replace parameters before the "
-                "optimizer is made; or call detach(), make a new optimizer, and call attach()"
+            raise SparseLightningError(self._why(gone, now))
+        if not sharded:
+            self._places = self._find(model)
+
+    def _name_in(self, now: Mapping[str, Tensor], name: str) -> str | None:
+        """Return the name of an attached parameter that it has not had before; None if it has no such name."""
+        param = self._params[name]
+        return next((new for new, other in now.items() if other is param and new not in self._params), None)
+
+    def _follow(self, renamed: Mapping[str, str | None]) -> None:
+        """Warn that layers were wrapped: their parameters are in the model under other names."""
+        found = {old: new for old, new in renamed.items() if new is not None}
+        self._params = {found.get(name, name): param for name, param in self._params.items()}
+        if found:
+            texts = [f"{old} is {new} now" for old, new in found.items()]
+            warnings.warn(
+                f"{_some(texts)}: modules were wrapped or renamed after the model was attached. The masks are held, "
+                "and saved under the names of before, which a resumed run does not find: wrap first, then attach",
+                stacklevel=2,
             )
-        self._find(model)
+
+    def _why(self, gone: Sequence[str], now: Mapping[str, Tensor]) -> str:
+        attached = [new for name in gone for new, other in now.items() if other is self._params[name]]
+        where = f" (the attached one is {_some(attached)})" if attached else ""
+        return (
+            f"{_some(gone)} was replaced by another tensor after the model was attached{where}, as "
+            "load_state_dict(assign=True), a new module, untying and modules_to_save of PEFT do: neither the optimizer "
+            "nor the masks have it. Replace parameters before the optimizer is made; or call detach(), make a new "
+            "optimizer, and call attach()"
+        )
+
+
+def _some(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:3]) + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")

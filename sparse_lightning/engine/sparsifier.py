@@ -199,8 +199,10 @@ class Sparsifier:
 
     @property
     def masks(self) -> dict[str, Tensor]:
-        """The mask of each grid of blocks, by name; True = pruned."""
-        return self._engine.masks() if self._engine is not None else masks_in(self._pending)
+        """A copy of the mask of each grid of blocks, by name; True = pruned."""
+        if self._engine is None:
+            return masks_in(self._pending)
+        return {name: mask.clone() for name, mask in self._engine.masks().items()}
 
     @property
     def target(self) -> float:

@@ -252,10 +252,7 @@ def check_division(shape: Sequence[int], block: Sequence[int]) -> None:
     """Raise an error that names the dimension if the blocks do not divide the shape."""
     for d, (n, b) in enumerate(zip(shape, block, strict=True)):
         if n % b:
-            raise LayoutError(
-                f"blocks of {tuple(block)} do not divide the shape {tuple(shape)}: dimension {d} has {n} "
-                f"elements, which is not a multiple of {b}"
-            )
+            raise LayoutError(f"dimension {d} has {n} elements, which is not a multiple of {b}")
 
 
 def grid_shape(shape: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:

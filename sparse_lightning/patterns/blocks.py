@@ -31,7 +31,7 @@ class Blocks(Pattern):
 
     Args:
         match: a glob of parameter names, a regular expression after `re:`, or a list of them.
-        shape: the block shape; −1 spans its dimension, missing trailing entries are 1.
+        shape: the block shape; −1 spans its dimension, missing trailing entries are 1: `(32,)` is 32×1 in a matrix.
         scope: which blocks compete: "tensor" for all blocks of a parameter, "row" or "column" for those in one row
             or column of blocks, or a shape in blocks.
         edge: "error" raises an error where the block does not divide the parameter; "partial" allows a smaller last

@@ -98,6 +98,12 @@ class Names:
     Args:
         model: as it is when patterns are attached: wrapped and sharded.
 
+    Attributes:
+        parameters: by plain name.
+        modules: by plain name.
+        computed: weights that are computed from parameters whose zeros may not be zeros of the weight, by plain name,
+            with the reason and what to do: the end of a message.
+
     Example:
         >>> names = Names(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
         >>> list(names.parameters)
@@ -122,7 +128,7 @@ class Names:
             self.modules[plain_name(full)] = module
             self._full[plain_name(full)] = full
         parametrized = Parametrized(model)
-        self._computed = {plain_name(name): why for name, why in parametrized.computed.items()}
+        self.computed = {plain_name(name): why for name, why in parametrized.computed.items()}
         for full, parameter in model.named_parameters(remove_duplicate=False):
             plain = plain_name(parametrized.names.get(full, full))
             name = plain if self.parameters.get(plain, parameter) is parameter else full
@@ -146,7 +152,7 @@ class Names:
 
     def _check_not_computed(self, pattern: str, of_modules: bool = False) -> None:
         """Raise a PatternError if a pattern matches a weight, or its module, that is computed from others."""
-        for name, why in self._computed.items():
+        for name, why in self.computed.items():
             if captures(pattern, name.removesuffix(".weight") if of_modules else name) is not None:
                 raise PatternError(f"{pattern!r} matches {name}, {why}")
 

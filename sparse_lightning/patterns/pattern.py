@@ -86,10 +86,9 @@ class Pattern(ABC):
         try:
             yield
         except (LayoutError, CouplingError) as error:
-            raise PatternError(
-                f"{self} does not fit {name} of shape {tuple(parameter.shape)}: {error}. Or change the names to "
-                "exclude this parameter"
-            ) from error
+            where = f"{name} of shape {tuple(parameter.shape)}"
+            what = str(self) if where in str(error) else f"{self} does not fit {where}"
+            raise PatternError(f"{what}: {error}. Or change the names to exclude this parameter") from error
 
     def refusing(self, name: str, parameter: Tensor) -> AbstractContextManager[None]:
         """Deprecated: the former name of `error_context`."""
