@@ -12,6 +12,7 @@ class MaskLoop(Peer):
 
     name = "mask loop by hand"
     patterns = ("1×1", "4×4", "8×8", "32×32", "2:4")
+    convolutions = ("1×1", "4×4", "8×8")
 
     def start(self) -> None:
         """Keep everything at first."""
@@ -25,16 +26,16 @@ class MaskLoop(Peer):
 
     def _mask(self, weight: Tensor, target: float) -> Tensor:
         rows, columns = self.plan.block
-        tiles = weight.reshape(weight.shape[0] // rows, rows, weight.shape[1] // columns, columns)
+        tiles = weight.reshape(weight.shape[0] // rows, rows, weight.shape[1] // columns, columns, -1)
         if self.plan.pattern == "2:4":
-            order = tiles.abs().argsort(-1)
-            kept = torch.ones_like(tiles).scatter_(-1, order[..., : round(4 * target)], 0.0)
+            order = tiles.abs().argsort(3)
+            kept = torch.ones_like(tiles).scatter_(3, order[:, :, :, : round(4 * target)], 0.0)
             return kept.reshape(weight.shape)
         norms = tiles.square().sum((1, 3))
         pruned = round(target * norms.numel())
         limit = norms.flatten().kthvalue(pruned).values if pruned else norms.min() - 1
         kept = (norms > limit).to(weight.dtype)
-        return kept.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        return kept.repeat_interleave(rows, 0).repeat_interleave(columns, 1).reshape(weight.shape)
 
     def after_step(self, step: int) -> None:
         """Hold the masks."""

@@ -32,12 +32,7 @@ class LightningModelPruning(Peer):
         self.callback.setup(None, self.host, "fit")
         # torch.nn.utils.prune makes new parameters of the same tensors: the optimizer gets them by name.
         self.callback.apply_pruning(0.0)
-        self._swap()
-
-    def _swap(self) -> None:
-        """Put `weight_orig` where the optimizer has `weight`."""
-        for group in self.optimizer.param_groups:
-            group["params"] = [p for p in self.model.parameters() if p.requires_grad]
+        self.regroup()
 
     def update(self, target: float) -> None:
         """Prune a fraction of what is left, as torch's functions count."""

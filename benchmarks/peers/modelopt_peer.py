@@ -28,7 +28,7 @@ class ModelOpt(Peer):
 
     def update(self, target: float) -> None:
         """Prune, in place; the layers that are not pruned are left out by name."""
-        pruned = {f"*{name}*": {} for name in self.layers}
+        pruned = {f"*{name}*": {} for name in self.structure.layers}
         rules = {"nn.Linear": {"*": None, **pruned}}
         self.model = mts.sparsify(self.model, [("sparse_magnitude", rules)], {"verbose": False})
 

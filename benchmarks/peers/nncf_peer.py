@@ -24,7 +24,7 @@ class NNCF(Peer):
     def start(self) -> None:
         """Insert the masks."""
         nncf.set_log_level(logging.ERROR)
-        scope = nncf.IgnoredScope(names=[f"{self.reader}.weight"])
+        scope = nncf.IgnoredScope(names=[f"{name}.weight" for name in self.structure.others(self.model)])
         pruned: Any = nncf.prune(self.model, MODE, ratio=0.0, ignored_scope=scope, examples_inputs=self.example)
         self.model = pruned
 

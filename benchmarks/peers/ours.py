@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from peer import Peer
 from torch import nn
 
@@ -16,25 +17,36 @@ class Ours(Peer):
     name = "sparse_lightning, defaults"
     package = "sparse-lightning"
     criterion: ClassVar[sl.Criterion | None] = None
+    parts: ClassVar[dict[str, Any]] = {}
+    """The method and the budget, where they are not the defaults."""
+    constant: ClassVar[bool] = False
+    """Whether it is sparse from the first step on."""
 
     def start(self) -> None:
         """Attach a Sparsifier."""
         always = self.plan.rhythm == "always"
-        if self.plan.rhythm == "cubic":
+        if self.constant:
+            schedule, every = sl.Constant(self.plan.sparsity), None
+        elif self.plan.rhythm == "cubic":
             schedule, every = (sl.Linear if self.plan.pattern == "2:4" else sl.Cubic)(self.plan.sparsity), None
         else:
             schedule, every = sl.Constant(self.plan.sparsity), 1 if always else 10**6
-        self.sparsifier = sl.Sparsifier(self._patterns(), schedule, self.criterion, update_every=every)
+        self.sparsifier = sl.Sparsifier(
+            self._patterns(), schedule, self.criterion, update_every=every, seed=self.seed(), **self.parts
+        )
         self.sparsifier.attach(self.model, self.optimizer, total_steps=self.plan.steps)
 
     def _patterns(self) -> list[sl.Pattern]:
-        weights = [f"{layer}.weight" for layer in self.layers]
+        weights = [f"{layer}.weight" for layer in self.structure.layers]
         if self.plan.pattern == "2:4":
             return [sl.NM(weights, 2, 4)]
         if self.plan.pattern == "units":
-            readers = [*self.layers[1:], self.reader]
-            return [sl.Neurons(up, down) for up, down in zip(self.layers, readers, strict=True)]
+            return self.structure.patterns
         return [sl.Blocks(weights, self.plan.block)]
+
+    def seed(self) -> int:
+        """Of random masks: drawn from the seed of the run, without changing what is drawn after it."""
+        return torch.initial_seed() % 2**31
 
     def before_step(self, step: int) -> None:
         """Update where it is due, and mask the gradients."""

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 from plan import Plan
+from structure import Structure
 from torch import Tensor, nn
 
 
@@ -14,8 +15,7 @@ class Peer:
 
     Args:
         model: to train.
-        layers: names of the linear layers to prune, in order; units of each are read by the next one, or by `reader`.
-        reader: the name of the layer that reads the last of them.
+        structure: its layers and units.
         optimizer: of the model.
         plan: what to prune and when.
         example: an input of the model.
@@ -25,21 +25,22 @@ class Peer:
     package: ClassVar[str] = "torch"
     patterns: ClassVar[tuple[str, ...]] = ("1×1", "4×4", "8×8", "32×32", "2:4", "units")
     """The patterns that it can do."""
+    convolutions: ClassVar[tuple[str, ...]] = ("1×1", "4×4", "8×8", "units")
+    """Those that it can do in convolutions."""
     updates_once: ClassVar[bool] = False
     """Whether a model can be pruned once only, or shrinks, so that only its first update is timed."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        layers: list[str],
-        reader: str,
-        optimizer: torch.optim.Optimizer,
-        plan: Plan,
-        example: Tensor,
+        self, model: nn.Module, structure: Structure, optimizer: torch.optim.Optimizer, plan: Plan, example: Tensor
     ) -> None:
-        self.model, self.layers, self.reader, self.plan, self.example = model, layers, reader, plan, example
-        self.optimizer = optimizer
-        self.units = [module.weight.shape[0] for module in self.modules()]
+        self.model, self.structure, self.optimizer, self.plan, self.example = model, structure, optimizer, plan, example
+        self.sizes = {name: model.get_submodule(name).weight.shape[0] for name in structure.units}
+        self._groups = {
+            name: i
+            for i, group in enumerate(optimizer.param_groups)
+            for name, parameter in model.named_parameters()
+            if any(parameter is other for other in group["params"])
+        }
         self.start()
 
     @classmethod
@@ -49,7 +50,15 @@ class Peer:
 
     def modules(self) -> list[nn.Module]:
         """The layers to prune."""
-        return [self.model.get_submodule(name) for name in self.layers]
+        return [self.model.get_submodule(name) for name in self.structure.layers]
+
+    def regroup(self) -> None:
+        """Give the optimizer the parameters that the model has now, in the groups of those with their names."""
+        for group in self.optimizer.param_groups:
+            group["params"] = []
+        for name, parameter in self.model.named_parameters():
+            group = self.optimizer.param_groups[self._groups[name.removesuffix("_orig")]]
+            group["params"].append(parameter)
 
     def start(self) -> None:
         """Before the first step."""

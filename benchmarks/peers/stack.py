@@ -11,7 +11,10 @@ from collections.abc import Callable
 import torch
 from peer import Peer
 from plan import Plan
+from structure import Structure
 from torch import Tensor, nn
+
+import sparse_lightning as sl
 
 
 class Layers(nn.Module):
@@ -46,7 +49,9 @@ class Stack:
         self.input = torch.randn(batch, size)
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         names = [f"layers.{i}" for i in range(tensors)]
-        self.peer = kind(self.model, names, f"layers.{tensors}", optimizer, plan, self.input)
+        chain: list[sl.Pattern] = [sl.Neurons(f"layers.{i}", f"layers.{i + 1}") for i in range(tensors)]
+        structure = Structure(names, dict.fromkeys(names, 1), chain)
+        self.peer = kind(self.model, structure, optimizer, plan, self.input)
         self.steps = 0
 
     def step(self) -> None:
@@ -68,19 +73,26 @@ class Stack:
 def check(peer: Peer, model: nn.Module) -> float:
     """The sparsity counted from the weights of the finished model; raise if it is not that of the plan."""
     plan = peer.plan
-    weights = [model.get_submodule(name).weight.detach() for name in peer.layers]
     if plan.pattern == "units":
-        kept = sum(int((weight != 0).any(1).sum()) for weight in weights)
-        units = sum(peer.units)
+        rows = peer.structure.units
+        weights = {name: model.get_submodule(name).weight.detach() for name in rows}
+        kept = sum(int((w.reshape(len(w) // rows[name], -1) != 0).any(1).sum()) for name, w in weights.items())
+        units = sum(size // rows[name] for name, size in peer.sizes.items())
         sparsity, step = 1 - kept / units, len(weights) / units
     else:
-        rows, columns = plan.block if plan.pattern != "2:4" else (1, 1)
-        tiles = [w.reshape(len(w) // rows, rows, w.shape[1] // columns, columns).abs().amax((1, 3)) for w in weights]
+        tiles = [maxima(model.get_submodule(name).weight.detach(), plan) for name in peer.structure.layers]
         blocks = sum(tile.numel() for tile in tiles)
-        sparsity, step = sum(int((tile == 0).sum()) for tile in tiles) / blocks, len(weights) / blocks
+        sparsity, step = sum(int((tile == 0).sum()) for tile in tiles) / blocks, len(tiles) / blocks
     if abs(sparsity - plan.sparsity) > step + 1e-3:
         raise AssertionError(f"{peer.name}: the sparsity is {sparsity:.4f} instead of {plan.sparsity:.4f}")
     return sparsity
+
+
+def maxima(weight: Tensor, plan: Plan) -> Tensor:
+    """The largest magnitude in each block of a weight; those of a convolution at each position of its kernel."""
+    rows, columns = plan.block if plan.pattern != "2:4" else (1, 1)
+    tiles = weight.reshape(weight.shape[0] // rows, rows, weight.shape[1] // columns, columns, -1)
+    return tiles.abs().amax((1, 3))
 
 
 def peak_bytes(build: Callable[[], Stack]) -> int:

@@ -12,6 +12,7 @@ class TorchAO(Peer):
 
     name = "torch.ao WeightNormSparsifier"
     patterns = ("1×1", "4×4", "8×8", "32×32", "2:4")
+    convolutions = ("1×1",)
 
     def start(self) -> None:
         """Parametrize the layers."""
@@ -21,7 +22,7 @@ class TorchAO(Peer):
             sparse_block_shape=self.plan.block,
             zeros_per_block=0 if pairs else self.plan.block[0] * self.plan.block[1],
         )
-        self.sparsifier.prepare(self.model, [{"tensor_fqn": f"{layer}.weight"} for layer in self.layers])
+        self.sparsifier.prepare(self.model, [{"tensor_fqn": f"{layer}.weight"} for layer in self.structure.layers])
 
     def update(self, target: float) -> None:
         """Prune to a sparsity; N:M by whole weights."""

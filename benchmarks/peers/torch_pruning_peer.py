@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch_pruning as tp
 from peer import Peer
-from torch import nn
+from structure import prunable
 
 
 class TorchPruning(Peer):
@@ -17,7 +17,11 @@ class TorchPruning(Peer):
 
     def start(self) -> None:
         """Trace the model."""
-        kept = [m for m in self.model.modules() if isinstance(m, nn.Linear) and m not in self.modules()]
+        named, heads = {*self.structure.units, *self.structure.beside}, {}
+        for name, rows in self.structure.units.items():
+            if rows > 1:
+                beside = [other for other in self.structure.beside if other.rpartition(".")[0] == name.rpartition(".")[0]]
+                heads |= {self.model.get_submodule(one): self.sizes[name] // rows for one in (name, *beside)}
         self.updates = sum(self.plan.target(step) is not None for step in range(self.plan.steps))
         if self.plan.rhythm != "cubic":
             self.updates = 1
@@ -30,7 +34,9 @@ class TorchPruning(Peer):
             pruning_ratio=self.plan.sparsity,
             iterative_steps=self.updates,
             iterative_pruning_ratio_scheduler=lambda ratio, steps: targets if len(targets) > steps else [0.0, ratio],
-            ignored_layers=kept,
+            ignored_layers=[module for name, module in prunable(self.model).items() if name not in named],
+            num_heads=heads,
+            prune_num_heads=bool(heads),
         )
 
     def update(self, target: float) -> None:
@@ -38,9 +44,15 @@ class TorchPruning(Peer):
         before = [id(p) for p in self.model.parameters()]
         self.pruner.step()
         if [id(p) for p in self.model.parameters()] != before:
-            (group,) = self.optimizer.param_groups
-            settings = {name: value for name, value in group.items() if name != "params"}
-            self.optimizer.param_groups.clear()
             self.optimizer.state.clear()
-            self.optimizer.add_param_group({"params": list(self.model.parameters()), **settings})
+            self.regroup()
             self.optimizer.zero_grad()
+            self._set_heads()
+
+    def _set_heads(self) -> None:
+        """Correct the sizes that attention modules of Hugging Face keep, as the examples of Torch-Pruning do."""
+        for name, rows in self.structure.units.items():
+            attention = self.model.get_submodule(name.rpartition(".")[0])
+            if hasattr(attention, "num_attention_heads"):
+                attention.all_head_size = self.model.get_submodule(name).weight.shape[0]
+                attention.num_attention_heads = attention.all_head_size // rows

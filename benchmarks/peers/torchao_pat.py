@@ -18,11 +18,9 @@ class Pat(Peer):
         """Wrap the optimizer."""
         pruned = [module.weight for module in self.modules()]
         chosen = {id(weight) for weight in pruned}
-        (group,) = self.optimizer.param_groups
-        rest = [weight for weight in group["params"] if id(weight) not in chosen]
-        settings = {name: value for name, value in group.items() if name != "params"}
-        self.optimizer.param_groups.clear()
-        self.optimizer.add_param_group({"params": rest, **settings})
+        settings = {name: value for name, value in self.optimizer.param_groups[0].items() if name != "params"}
+        for group in self.optimizer.param_groups:
+            group["params"] = [weight for weight in group["params"] if id(weight) not in chosen]
         self.optimizer.add_param_group({"params": pruned, **settings, **self._constraint()})
         self.optimizer = PruneOptimizer(self.optimizer, *self._span())
 
