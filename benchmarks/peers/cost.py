@@ -5,18 +5,18 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from interleaved import ratios
-from page import Table
 from peer import Peer
 from plan import Plan
+from results import Case, Measurement
 from stack import Stack, check, peak_bytes
 
 SPARSITY = {"2:4": 0.5, "units": 0.5}
 """Of each pattern; 0.75 of all others."""
-
 
 DENSE_STEPS = 3
 """Steps before an update is timed, in which the optimizer makes its state."""
@@ -30,71 +30,86 @@ class Size:
         weights: about.
         tensors: layers that are pruned.
         batch: rows of the input.
+        rounds: in which steps are timed.
     """
 
     weights: int
     tensors: int
     batch: int = 64
+    rounds: int = 25
 
 
-SHORT = [Size(1_000_000, 10), Size(1_000_000, 100)]
-FULL = [*SHORT, Size(10_000_000, 10), Size(10_000_000, 1000), Size(200_000_000, 100)]
-SHORT_PATTERNS, PATTERNS = ("1×1", "2:4", "32×32", "units"), ("1×1", "2:4", "4×4", "32×32", "units")
+SIZES = [
+    Size(1_000_000, 10),
+    Size(10_000_000, 10, rounds=9),
+    Size(1_000_000, 100),
+    Size(200_000_000, 100, batch=16, rounds=2),
+    Size(10_000_000, 1000, rounds=5),
+]
+PATTERNS = ("1×1", "32×32", "2:4", "units", "4×4")
 
 
-def answer(kinds: list[type[Peer]], short: bool) -> list[Table]:
-    """A table for each size and pattern."""
-    cases = [(size, p) for size in (SHORT if short else FULL) for p in (SHORT_PATTERNS if short else PATTERNS)]
-    peaks = {case: {kind: peak(kind, *case) for kind in kinds if kind.can(case[1])} for case in cases}
-    tables = []
-    for size, pattern in cases:
-        found = peaks[size, pattern]
-        rows = [
-            measured(kind, size, pattern, found[kind] - found[Peer], rounds=9 if short else 25)
-            for kind in found
-            if kind is not Peer
-        ]
-        title = f"{pattern}, {size.weights / 1e6:g} M weights in {size.tensors} tensors"
-        headings = ["library", "step / dense", "update in dense steps", "peak over dense, MB", "checkpoint / dense"]
-        tables.append(Table(title, headings, rows))
-        print(tables[-1].markdown(), flush=True)
-    return tables
+def cases(kinds: list[type[Peer]]) -> Iterator[tuple[type[Peer], Size, str, Case]]:
+    """Every library that can do a pattern, at every size."""
+    for size in SIZES:
+        for pattern in PATTERNS:
+            for kind in kinds:
+                if kind.can(pattern):
+                    case = {"pattern": pattern, "weights": size.weights, "tensors": size.tensors, "library": kind.name}
+                    yield kind, size, pattern, case
 
 
-def peak(kind: type[Peer], size: Size, pattern: str) -> int:
+def measurements(kinds: list[type[Peer]]) -> Iterator[Measurement]:
+    """Times and checkpoints."""
+    for kind, size, pattern, case in cases(kinds):
+        if kind is not Peer:
+            yield Measurement("cost", case, partial(measured, kind, size, pattern))
+
+
+def memory(kinds: list[type[Peer]]) -> Iterator[Measurement]:
+    """The peak memory of processes, dense ones too."""
+    for kind, size, pattern, case in cases(kinds):
+        yield Measurement("memory", case, partial(peak, kind, size, pattern))
+
+
+def peak(kind: type[Peer], size: Size, pattern: str) -> dict[str, float]:
     """The peak memory of a process that trains with a library, the first step with an update."""
-    plan = Plan(pattern, SPARSITY.get(pattern, 0.75), steps=1000, rhythm="once")
-    return peak_bytes(lambda: Stack(kind, size.weights, size.tensors, plan, size.batch))
+    plan = Plan(pattern, SPARSITY.get(pattern, 0.75), steps=1000, rhythm="between")
+    return {"bytes": peak_bytes(lambda: Stack(kind, size.weights, size.tensors, plan, size.batch))}
 
 
-def measured(kind: type[Peer], size: Size, pattern: str, extra_bytes: int, rounds: int) -> list[str]:
-    """A row: a step that holds masks against a dense one, interleaved; then an update."""
-    sparsity = SPARSITY.get(pattern, 0.75)
-    plan = Plan(pattern, sparsity, steps=1000, rhythm="once")
-    dense, held = (Stack(k, size.weights, size.tensors, plan, size.batch) for k in (Peer, kind))
-    for stack in (dense, held):
+def measured(kind: type[Peer], size: Size, pattern: str) -> dict[str, float]:
+    """A step after the last update, and one between two, against a dense one, interleaved; then an update."""
+    plan = partial(Plan, pattern, SPARSITY.get(pattern, 0.75), 1000)
+    rhythms = {"held": "once", **({"between": "between"} if kind.observes else {})}
+    stacks = {"dense": Stack(Peer, size.weights, size.tensors, plan("once"), size.batch)}
+    for name, rhythm in rhythms.items():
+        stacks[name] = Stack(kind, size.weights, size.tensors, plan(rhythm), size.batch)
+    for stack in stacks.values():
         stack.step()
         stack.step()
-    step = ratios({"dense": dense.step, "held": held.step}, "dense", rounds)["held"]
-    size_ratio = held.checkpoint_bytes() / dense.checkpoint_bytes()
-    seconds = statistics.median(timed(dense.step) for _ in range(5))
-    check(held.peer, held.peer.finish())
-    del held
-    rhythm = "once" if kind.updates_once else "always"
-    update = update_seconds(kind, size, Plan(pattern, sparsity, steps=1000, rhythm=rhythm, first=DENSE_STEPS))
+    steps = ratios({name: stack.step for name, stack in stacks.items()}, "dense", size.rounds)
+    sizes = {name: stack.checkpoint_bytes() for name, stack in stacks.items()}
+    seconds = statistics.median(timed(stacks["dense"].step) for _ in range(3))
+    check(stacks["held"].peer, stacks["held"].peer.finish())
+    stacks.clear()
     gc.collect()
-    extra = max(0.0, update / seconds - step)
-    return [kind.name, f"{step:.2f}", f"{extra:.2f}", f"{extra_bytes / 1e6:.1f}", f"{size_ratio:.3f}"]
+    rhythm = "once" if kind.updates_once else "always"
+    update = update_seconds(kind, size, plan(rhythm, DENSE_STEPS))
+    found = {"update": max(0.0, update / seconds - steps.get("between", steps["held"]))}
+    for name in rhythms:
+        found |= {f"step {name}": steps[name], f"checkpoint {name}": sizes[name] / sizes["dense"]}
+    return {name: round(value, 4) for name, value in found.items()}
 
 
 def update_seconds(kind: type[Peer], size: Size, plan: Plan) -> float:
-    """The time of a step with an update: the median of five, or the only one of a library that can make one."""
+    """The time of a step with an update: the median of some, or the only one of a library that can make one."""
     stack = Stack(kind, size.weights, size.tensors, plan, size.batch)
-    for _ in range(DENSE_STEPS):
+    for _ in range(DENSE_STEPS + 1 - kind.updates_once):
         stack.step()
     if kind.updates_once:
         return timed(stack.step)
-    return statistics.median(timed(stack.step) for _ in range(5))
+    return statistics.median(timed(stack.step) for _ in range(min(5, size.rounds)))
 
 
 def timed(action: Callable[[], object]) -> float:

@@ -15,6 +15,7 @@ class Ours(Peer):
     """All defaults: AverageTaylor, which looks at the gradients of every step; Wanda for 2:4."""
 
     name = "sparse_lightning, defaults"
+    observes = True
     package = "sparse-lightning"
     criterion: ClassVar[sl.Criterion | None] = None
     parts: ClassVar[dict[str, Any]] = {}
@@ -29,6 +30,8 @@ class Ours(Peer):
             schedule, every = sl.Constant(self.plan.sparsity), None
         elif self.plan.rhythm == "cubic":
             schedule, every = (sl.Linear if self.plan.pattern == "2:4" else sl.Cubic)(self.plan.sparsity), None
+        elif self.plan.rhythm == "once":
+            schedule, every = sl.OneShot(self.plan.sparsity, self.plan.first), 1
         else:
             schedule, every = sl.Constant(self.plan.sparsity), 1 if always else 10**6
         self.sparsifier = sl.Sparsifier(
@@ -66,4 +69,5 @@ class OursMagnitude(Ours):
     """The job that the others do: magnitude pruning."""
 
     name = "sparse_lightning, Magnitude"
+    observes = False
     criterion = sl.Magnitude()

@@ -27,6 +27,8 @@ class Peer:
     """The patterns that it can do."""
     convolutions: ClassVar[tuple[str, ...]] = ("1×1", "4×4", "8×8", "units")
     """Those that it can do in convolutions."""
+    observes: ClassVar[bool] = False
+    """Whether its scores look at steps between two updates, which then cost more than steps after the last one."""
     updates_once: ClassVar[bool] = False
     """Whether a model can be pruned once only, or shrinks, so that only its first update is timed."""
 

@@ -81,7 +81,7 @@ class Results:
             self.records[key_of(found["question"], found["case"])] = Record(**found)
 
     def start(self, run: dict[str, Any]) -> None:
-        """Add what all measurements of a run depend on: machine, versions, command; unless the last run had the same."""
+        """Add what all measurements of a run depend on, unless the last run had the same."""
         if not self.runs or self.runs[-1] != run:
             self._append({"run": run})
 

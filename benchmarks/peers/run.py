@@ -21,7 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import catalog
+import cost
+import growth
 import quality
+import speed
 import tasks
 import torch
 from peer import Peer
@@ -54,7 +57,15 @@ def main() -> None:
 
 def plan(question: str, kinds: list[type[Peer]], chosen: argparse.Namespace) -> Iterator[Measurement]:
     """All measurements of a question, those that tell most first."""
-    if question == "quality":
+    if question == "memory":
+        yield from cost.memory(kinds)
+    elif question == "cost":
+        yield from cost.measurements(kinds)
+    elif question == "growth":
+        yield from growth.measurements()
+    elif question == "speed":
+        yield from speed.measurements(kinds, known_tasks(chosen), chosen.seeds)
+    else:
         yield from quality.measurements(kinds, known_tasks(chosen), chosen.seeds)
 
 

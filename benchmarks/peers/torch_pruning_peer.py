@@ -20,7 +20,9 @@ class TorchPruning(Peer):
         named, heads = {*self.structure.units, *self.structure.beside}, {}
         for name, rows in self.structure.units.items():
             if rows > 1:
-                beside = [other for other in self.structure.beside if other.rpartition(".")[0] == name.rpartition(".")[0]]
+                beside = [
+                    other for other in self.structure.beside if other.rpartition(".")[0] == name.rpartition(".")[0]
+                ]
                 heads |= {self.model.get_submodule(one): self.sizes[name] // rows for one in (name, *beside)}
         self.updates = sum(self.plan.target(step) is not None for step in range(self.plan.steps))
         if self.plan.rhythm != "cubic":

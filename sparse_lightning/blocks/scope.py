@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_lightning.blocks.ordering import descending_order
+from sparse_lightning.blocks.ordering import descending_order, rank_select
 from sparse_lightning.blocks.scope_index import ScopeIndex
 from sparse_lightning.blocks.sparse_block import SparseBlock, Values, joined
 from sparse_lightning.blocks.spec import BlockSpec, check_orders
@@ -152,9 +152,7 @@ class SparseScope(ScopeIndex):
     def _select(self, gathered: Tensor, nnz: int | Tensor) -> Tensor:
         self._report_nan(gathered)
         keep = self._counts(nnz, gathered.device)
-        order = descending_order(gathered)
-        places = torch.arange(gathered.shape[-1], dtype=torch.int32, device=gathered.device)
-        return torch.empty_like(order, dtype=torch.bool).scatter_(-1, order, places >= keep.unsqueeze(-1))
+        return rank_select(gathered, keep)
 
     def kth_largest(self, scores_or_values: Scores | Values, nnz: int | Tensor) -> Tensor:
         """Return the lowest score among the `nnz` blocks kept in each scope: a tensor of `grid_shape`.
