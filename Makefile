@@ -16,7 +16,7 @@ PEERS_STAMP := $(PEERS)/installed-$(shell cat pyproject.toml constraints.txt ben
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-exhaustive test-gpu lint format bench bench-peers clean
+.PHONY: help demo test test-exhaustive test-gpu lint format bench bench-peers bench-pages clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,8 +45,11 @@ format: $(STAMP) ## Format the code and apply automatic fixes
 bench: $(STAMP) ## Run every benchmark, on a GPU where there is one: check results, then compare times
 	@for file in benchmarks/*.py; do echo "== $$file"; PYTHONPATH=. $(BIN)/python "$$file" || exit 1; done
 
-bench-peers: $(PEERS_STAMP) ## Measure beside other libraries, write docs/results; options: make bench-peers PEERS_ARGS=--help
+bench-peers: $(PEERS_STAMP) ## Measure beside other libraries, add to docs/results; options: make bench-peers PEERS_ARGS=--help
 	PYTHONPATH=.:benchmarks $(PEERS)/bin/python benchmarks/peers/run.py $(PEERS_ARGS)
+
+bench-pages: $(STAMP) ## Make the pages of docs/results from its measurements
+	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/peers/pages.py $(PAGES_ARGS)
 
 clean: ## Remove caches and build products, but not .venv
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

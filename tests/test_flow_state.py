@@ -107,6 +107,22 @@ def test_state_is_restored_from_a_checkpoint_loaded_with_weights_only():
     assert other.runs == 2
 
 
+def test_state_with_equal_entries_is_saved_as_one_entry_and_other_state_is_not():
+    scope = ScopeSpec(BlockSpec(param(20, 30), (1, 1)))
+    scorer = scorer_for(criterion_of(_movement, saliency=State()), scope)
+    assert scorer.state_dict()["fields"]["saliency"]["w"].shape == (1, 1, 1)
+    expected = scorer.score()[scope.block]
+    saved = scorer.state_dict()
+    assert saved["fields"]["saliency"]["w"].shape == (600, 1, 1)
+    assert torch.equal(scorer.score()[scope.block], 2 * expected)
+    scorer.load_state_dict(saved)
+    assert torch.equal(scorer.score()[scope.block], 2 * expected)
+    scorer.forget()
+    assert scorer.state_dict()["fields"]["saliency"]["w"].shape == (1, 1, 1)
+    scorer.load_state_dict(scorer.state_dict())
+    assert torch.equal(scorer.score()[scope.block], expected)
+
+
 def test_a_checkpoint_of_another_model_raises_an_error_and_changes_nothing():
     small = scorer_for(counter(), rows([1.0, 2.0]))
     small.score()

@@ -103,6 +103,15 @@ def test_criteria_with_state_of_gradients_observe_every_step(criterion, rhythm):
     assert observed == ([1, 1, 1] if rhythm == 1 else [0, 0, 0])
 
 
+def test_state_is_forgotten_after_the_last_update_and_not_before():
+    loop = Loop(Movement(), Linear(0.5, end=6))
+    sizes = []
+    for i in range(9):
+        sizes.append(loop.state()["saliency"].numel())
+        loop.step(i)
+    assert sizes == [1, *[16] * 6, 1, 1], "the last update is at step 6"
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("criterion", [Movement(), EMA(Taylor()), Sensitivity()], ids=lambda c: type(c).__name__)
 def test_gradients_that_are_not_finite_leave_the_state_as_it_was(criterion, value):

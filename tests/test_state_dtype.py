@@ -45,7 +45,8 @@ def counter(dtype, fill=0, step=1):
 
 
 def kept(scorer, name="runs"):
-    return scorer.state_dict()["fields"][name]["w"]
+    state = scorer.state_dict()
+    return state["fields"][name]["w"].expand(state["entries"]["w"], -1, -1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import nncf
+import torch
 from nncf.parameters import PruneMode
 from nncf.torch.function_hook.pruning.magnitude.algo import update_pruning_ratio
 from peer import Peer
@@ -24,6 +25,7 @@ class NNCF(Peer):
     def start(self) -> None:
         """Insert the masks."""
         nncf.set_log_level(logging.ERROR)
+        self.model.to(memory_format=torch.contiguous_format)  # it cannot flatten weights in channels_last
         scope = nncf.IgnoredScope(names=[f"{name}.weight" for name in self.structure.others(self.model)])
         pruned: Any = nncf.prune(self.model, MODE, ratio=0.0, ignored_scope=scope, examples_inputs=self.example)
         self.model = pruned

@@ -12,7 +12,7 @@ class TorchAO(Peer):
 
     name = "torch.ao WeightNormSparsifier"
     patterns = ("1×1", "4×4", "8×8", "32×32", "2:4")
-    convolutions = ("1×1",)
+    convolutions = ()
 
     def start(self) -> None:
         """Parametrize the layers."""

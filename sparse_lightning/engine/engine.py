@@ -226,6 +226,8 @@ class Engine:
             self.step += 1
             self._others.reset()
             self.scoring.at_step(self.step)
+            if self.step == self.schedule.span[1] + 1 and not self._is_owed:
+                self.scoring.forget_state()  # so that checkpoints do not hold a value for each block from here on
 
     def _leader(self) -> Optimizer | None:
         """Return the optimizer whose steps count: the last that changes an attached parameter."""

@@ -221,6 +221,11 @@ class Scoring:
         named = [scope.named(~proposal.scores[scope.name].isfinite()) for scope in scored]
         return [name for grids in named for name, grid in grids.items() if grid.any()]
 
+    def forget_state(self) -> None:
+        """Set the state of the flows to its fill value: no later update of the schedule reads it."""
+        for scorer in self._scorers():
+            scorer.forget()
+
     def state_dict(self, names: Mapping[int, str]) -> dict[str, Any]:
         """Return the state of the flows, and the input norms since the last update.
 

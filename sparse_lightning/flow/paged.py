@@ -79,6 +79,21 @@ class State:
         return whole
 
 
+def shortened(entries: Tensor) -> Tensor:
+    """Return the first entry alone where all entries have its bits, as in state that is at its fill value.
+
+    Example:
+        >>> shortened(torch.ones(3, 1, 1)).shape, shortened(torch.tensor([0.0, -0.0]).view(2, 1, 1)).shape
+        (torch.Size([1, 1, 1]), torch.Size([2, 1, 1]))
+    """
+    bits = entries.view(_SAME_SIZE[entries.dtype.itemsize])
+    return entries[:1].clone() if len(entries) and bool((bits == bits[:1]).all()) else entries
+
+
+_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by their bytes."""
+
+
 class PageTable:
     """The pages of each owner. All fields use one table, so that an entry has the same index in each of them."""
 

@@ -18,7 +18,7 @@ from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.errors import CheckpointError, FlowError, did_you_mean
 from sparse_lightning.flow.criterion import Criterion
-from sparse_lightning.flow.paged import PagedField, PageTable
+from sparse_lightning.flow.paged import PagedField, PageTable, shortened
 from sparse_lightning.flow.program import Program, trace
 from sparse_lightning.flow.ragged_blocks import RaggedBlocks
 from sparse_lightning.flow.sources import Sources
@@ -234,13 +234,23 @@ class Scorer:
         key = zlib.crc32(f"{self.seed} {self.runs} {owner}".encode())
         return torch.rand(n, generator=torch.Generator().manual_seed(key))
 
+    def forget(self) -> None:
+        """Set all state to its fill value."""
+        for field in self._fields.values():
+            for owner, block in self._blocks.items():
+                field.save(self.table.places(owner), field.state.full(block.numblk(), self._device))
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of runs, and for each field the entries of each block: tensors and numbers only."""
+        """Return the number of runs, and for each field the entries of each block: tensors and numbers only.
+
+        A field whose entries are all equal is saved as one entry.
+        """
         fields = {
-            name: {owner: field.load(self.table.places(owner)).cpu() for owner in self._blocks}
+            name: {owner: shortened(field.load(self.table.places(owner)).cpu()) for owner in self._blocks}
             for name, field in self._fields.items()
         }
-        return {"runs": self.runs, "fields": fields}
+        entries = {owner: block.numblk() for owner, block in self._blocks.items()}
+        return {"runs": self.runs, "entries": entries, "fields": fields}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of `state_dict` of a scorer with the same criterion and the same blocks."""
@@ -253,9 +263,10 @@ class Scorer:
                     "same scopes under the same names"
                 )
             for owner, entries in kept.items():
-                if tuple(entries.shape) != (owners[owner], *field.state.inner):
+                saved = (state.get("entries", {}).get(owner, len(entries)), *entries.shape[1:])
+                if saved != (owners[owner], *field.state.inner) or len(entries) not in (1, owners[owner]):
                     raise CheckpointError(
-                        f"the checkpoint has {tuple(entries.shape)} entries of state {name!r} for {owner!r}, which "
+                        f"the checkpoint has {saved} entries of state {name!r} for {owner!r}, which "
                         f"has {owners[owner]} blocks: it belongs to another model or block shape"
                     )
                 if entries.dtype != field.state.dtype:
@@ -265,7 +276,8 @@ class Scorer:
                     )
         for name, field in self._fields.items():
             for owner, entries in state["fields"][name].items():
-                field.save(self.table.places(owner), entries.to(self._device))
+                whole = entries.to(self._device).expand(owners[owner], *field.state.inner)
+                field.save(self.table.places(owner), whole)
         self.runs = int(state["runs"])
 
 

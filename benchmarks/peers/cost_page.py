@@ -1,0 +1,126 @@
+"""The pages of questions 1, 3 and 4: costs, the speed of exported models, and growth."""
+
+from __future__ import annotations
+
+import statistics
+
+from growth import exponent
+from page import Page, Plot, Table
+from results import Record
+
+TEXT = """# What training costs
+
+A stack of linear layers, trained with AdamW on random inputs. All times are relative to a dense step of the same
+run, interleaved. **Step** is a step after the last update, while masks are held; **ramp** is one between two
+updates, where the criterion of our defaults observes the gradients; **update** is what an update adds to a step, in
+dense steps; **peak** is the peak memory of a process over that of a dense one; **checkpoint** is the size of all
+that is needed to resume over that of a dense run, after the last update, and in brackets during the ramp where that
+differs. Sparsity is 75 %, and 50 % for 2:4 and units. Torch-Pruning removes units, so that its steps get cheaper.
+Its update, and those of Lightning and of nvidia-modelopt, are the first one."""
+
+GROWTH_TEXT = """# How the cost grows
+
+The time of a hold, which runs at every step, and of an update by `Magnitude`, at 75 % sparsity, beside a copy of
+all weights in the same run: the memory speed of the machine. A hold writes zeros only, so it can be faster than a
+copy. The last row is the exponent of a power law through the rows: 1 is linear."""
+
+SPEED_TEXT = """# How fast the result is
+
+Models that are pruned by units, then made smaller: ours by `compact`, Torch-Pruning's as it leaves them. Time of a
+forward pass over that of the dense model, interleaved in one process, for one input and for 64, beside the accuracy
+that is left."""
+
+
+def cost_page(records: list[Record], memory: list[Record], facts: list[str]) -> Page:
+    """A table for each size and pattern."""
+    peaks = {key_of(record, record.case["library"]): record.values["bytes"] for record in memory}
+    tables = []
+    for pattern, weights, tensors in dict.fromkeys(tuple(key_of(r, "")[:3]) for r in records):
+        here = [r for r in records if tuple(key_of(r, "")[:3]) == (pattern, weights, tensors)]
+        headings = ["library", "step", "ramp", "update", "peak, MB", "checkpoint"]
+        title = f"{pattern}, {weights / 1e6:g} M weights in {tensors} tensors"
+        tables.append(Table(title, headings, [cost_row(record, peaks) for record in here]))
+    return Page("cost", TEXT, facts, tables, [])
+
+
+def key_of(record: Record, library: str) -> tuple[str, int, int, str]:
+    """Pattern, weights, tensors and library."""
+    return record.case["pattern"], record.case["weights"], record.case["tensors"], library
+
+
+def cost_row(record: Record, peaks: dict[tuple[str, int, int, str], int]) -> list[str]:
+    """The figures of one library."""
+    values, name = record.values, record.case["library"]
+    own, dense = peaks.get(key_of(record, name)), peaks.get(key_of(record, "dense"))
+    saved = f"{values['checkpoint held']:.3f}"
+    ramp = values.get("checkpoint between")
+    if ramp is not None and abs(ramp - values["checkpoint held"]) > 5e-4:
+        saved += f" ({ramp:.3f})"
+    return [
+        name,
+        f"{values['step held']:.2f}",
+        f"{values.get('step between', values['step held']):.2f}",
+        f"{values['update']:.2f}",
+        "–" if own is None or dense is None else f"{(own - dense) / 1e6:.0f}",
+        saved,
+    ]
+
+
+def growth_page(records: list[Record], facts: list[str]) -> Page:
+    """A table and a plot for each number that grows."""
+    tables, plots = [], []
+    for grows in dict.fromkeys(record.case["grows"] for record in records):
+        here = {count(r): r.values for r in records if r.case["grows"] == grows}
+        rows = [[f"{n:,}", *growth_cells(values)] for n, values in sorted(here.items())]
+        fitted = [f"{exponent(list(here), [v[name] for v in here.values()]):.2f}" for name in ("hold", "update")]
+        headings = [grows, "hold, ms", "update, ms", "hold / copy", "update / copy"]
+        tables.append(Table(f"Growth with {grows}", headings, [*rows, ["exponent", *fitted, "", ""]]))
+        lines = {n: [(float(x), v[n], v[n], v[n]) for x, v in here.items()] for n in ("hold", "update", "copy")}
+        plots.append(Plot(f"growth_{grows}", f"Growth with {grows}", grows, "time, ms", lines, logarithmic=True))
+    return Page("growth", GROWTH_TEXT, facts, tables, plots)
+
+
+def growth_cells(values: dict[str, float]) -> list[str]:
+    """Milliseconds, and times relative to a copy."""
+    hold, update, copy = (values[name] for name in ("hold", "update", "copy"))
+    return [f"{hold:.3f}", f"{update:.2f}", f"{hold / copy:.2f}", f"{update / copy:.1f}"]
+
+
+def count(record: Record) -> int:
+    """The number that grows in the series of a record."""
+    case = record.case
+    return {"weights": case["weights"], "tensors": case["tensors"], "blocks": case["weights"] // case["side"] ** 2}[
+        case["grows"]
+    ]
+
+
+def speed_page(records: list[Record], facts: list[str]) -> Page:
+    """A table and a plot for each task."""
+    tables, plots = [], []
+    for task in dict.fromkeys(record.case["task"] for record in records):
+        here: dict[tuple[float, str], list[dict[str, float]]] = {}
+        for record in (r for r in records if r.case["task"] == task):
+            here.setdefault((record.case["sparsity"], record.case["library"]), []).append(record.values)
+        dense = statistics.mean(v["dense accuracy"] for found in here.values() for v in found)
+        rows = [["dense", "0 %", f"{dense:.1f}", "1.00", "1.00", "1.00", "–"]]
+        rows += [
+            [library, f"{sparsity:.0%}".replace("%", " %"), *speed_cells(found)]
+            for (sparsity, library), found in sorted(here.items())
+        ]
+        headings = ["library", "units removed", "accuracy", "time, 1 input", "time, 64 inputs", "parameters", "seeds"]
+        tables.append(Table(task, headings, rows))
+        lines: dict[str, list[tuple[float, float, float, float]]] = {}
+        for (_, library), found in here.items():
+            accuracies = [v["accuracy"] for v in found]
+            time = statistics.median(v["time, many"] for v in found)
+            point = (time, statistics.mean(accuracies), min(accuracies), max(accuracies))
+            lines.setdefault(library, []).append(point)
+        file = "speed_" + task.lower().split()[0]
+        plots.append(Plot(file, task, "time of 64 inputs / dense", "accuracy, %", lines, (dense, "dense")))
+    return Page("speed", SPEED_TEXT, facts, tables, plots)
+
+
+def speed_cells(found: list[dict[str, float]]) -> list[str]:
+    """Means of accuracy, medians of times."""
+    times = [statistics.median(v[name] for v in found) for name in ("time, one", "time, many", "parameters")]
+    return [f"{statistics.mean(v['accuracy'] for v in found):.1f}", *(f"{t:.2f}" for t in times), str(len(found))]

@@ -1,0 +1,106 @@
+"""Make docs/results/ from the file of measurements: pages, tables and plots, in seconds.
+
+    make bench-pages
+
+It measures nothing. Pages say how many seeds a figure has, and on which commits and machine it was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cost_page import cost_page, growth_page, speed_page
+from page import Page, Table
+from quality_page import parts_page, quality_page, verdicts
+from results import Results
+
+FILE = Path("docs/results/measurements.jsonl")
+QUESTIONS = {
+    "quality": "How good the model is: accuracy at the same sparsity, steps and seeds",
+    "parts": "How good each criterion, method and budget is",
+    "cost": "What training costs: the time of a step and of an update, memory, checkpoints",
+    "speed": "How fast the result is: accuracy over measured time",
+    "growth": "How the cost grows: against weights, tensors and blocks",
+}
+SEEDS = 5
+"""Of a complete comparison of accuracies."""
+
+TEXT = """# Measured beside other libraries
+
+Written by `make bench-pages` from [measurements.jsonl](measurements.jsonl), to which `make bench-peers` appends
+each measurement when it is finished. Every library runs in the same loop, and the sparsity of each model is counted
+before it is reported."""
+
+
+def main() -> None:
+    """Write all pages for which there are measurements."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=FILE)
+    parser.add_argument("--output", type=Path, help="the folder of the pages; default: that of the measurements")
+    chosen = parser.parse_args()
+    folder = chosen.output or chosen.results.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for page in pages(Results(chosen.results)):
+        page.write(folder)
+
+
+def pages(results: Results) -> list[Page]:
+    """All pages, the index first."""
+    made = []
+    for question in QUESTIONS:
+        records = results.of(question)
+        if not records:
+            continue
+        facts = facts_of(results, question)
+        if question == "cost":
+            made.append(cost_page(records, results.of("memory"), facts))
+        else:
+            make = {"quality": quality_page, "parts": parts_page, "speed": speed_page, "growth": growth_page}[question]
+            made.append(make(records, facts))
+    return [index(results, made), *made]
+
+
+def index(results: Results, made: list[Page]) -> Page:
+    """The page that links the others, with the comparison of all accuracies."""
+    links = [f"[{QUESTIONS[page.name]}]({page.name}.md)" for page in made]
+    absent = [f"Not measured: {text}." for name, text in QUESTIONS.items() if name not in [p.name for p in made]]
+    tables: list[Table] = [verdicts(results.of("quality"))] if results.of("quality") else []
+    return Page("README", TEXT, [*links, *absent], tables, [])
+
+
+def facts_of(results: Results, question: str) -> list[str]:
+    """What the figures of a question depend on."""
+    records = results.of(question)
+    dates = sorted({record.facts["date"] for record in records})
+    commits = list(dict.fromkeys(record.facts["commit"] for record in records))
+    threads = sorted({record.facts["threads"] for record in records})
+    run = results.runs[-1]
+    seeds = sorted({record.case["seed"] for record in records if "seed" in record.case})
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    used = f"{' and '.join(map(str, threads))} {'thread' if threads == [1] else 'threads'} in use"
+    asked = "quality" if question == "parts" else question
+    data = " --encoder FOLDER --texts FILE" if seeds else ""
+    found = [
+        f"{len(records)} measurements of {when}, commits {', '.join(commits)}.",
+        f"Machine: {run['machine']}, {used}; Python {run['python']}.",
+        f"Versions: {', '.join(f'{name} {version}' for name, version in run['versions'].items())}.",
+        f'Command: `make bench-peers PEERS_ARGS="--questions {asked}{data} --threads {threads[0]}"`.',
+        f"Not measured: {'; '.join(f'{name} ({why})' for name, why in run['absent'].items())}.",
+    ]
+    if seeds and len(seeds) < SEEDS:
+        found.append(f"**Incomplete**: {len(seeds)} of {SEEDS} seeds at most; see the column `seeds`.")
+    return found + failures(results, question)
+
+
+def failures(results: Results, question: str) -> list[str]:
+    """What libraries could not do, each once."""
+    found = {}
+    for record in results.failed(question):
+        what = record.case.get("task", record.case.get("pattern"))
+        found[f"{record.case['library']} on {what}"] = record.values["error"]
+    return [f"Failed: {name} ({error})." for name, error in found.items()]
+
+
+if __name__ == "__main__":
+    main()
