@@ -62,7 +62,8 @@ void select_row(const uint32_t* row, int64_t length, int64_t keep, bool* mask, i
     std::vector<Piece> pieces(threads);
     for (int t = 0; t < threads; t++) pieces[t] = {length * t / threads, length * (t + 1) / threads, {}, {}, 0};
     const auto each = [&](const auto& action) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+        if (threads == 1) return action(pieces[0]);
+#pragma omp parallel for num_threads(threads) schedule(static)
         for (int t = 0; t < threads; t++) action(pieces[t]);
     };
     each([&](Piece& piece) { piece.count(row); });
@@ -93,8 +94,13 @@ void select_row(const uint32_t* row, int64_t length, int64_t keep, bool* mask, i
 // The bits of fp32 scores, `rows` of `length`; the number to keep of each row; the mask, true where it is not kept.
 extern "C" void rank_select(const uint32_t* scores, const int64_t* keep, bool* mask, int64_t rows, int64_t length,
                             int threads) {
-    const bool apart = rows >= threads;
-#pragma omp parallel for num_threads(apart ? threads : 1) schedule(dynamic)
-    for (int64_t i = 0; i < rows; i++)
-        select_row(scores + i * length, length, keep[i], mask + i * length, apart ? 1 : threads);
+    const auto row = [&](int64_t i, int team) {
+        select_row(scores + i * length, length, keep[i], mask + i * length, team);
+    };
+    if (rows >= threads) {
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+        for (int64_t i = 0; i < rows; i++) row(i, 1);
+    } else {
+        for (int64_t i = 0; i < rows; i++) row(i, threads);  // not in a region of one thread: it would start new teams
+    }
 }
