@@ -1,4 +1,4 @@
-"""The accuracy that criteria keep in a pretrained encoder: 32×32 blocks at 75 %, and 2:4, after a short fine-tuning.
+"""The accuracy that criteria keep in a pretrained encoder: tiles, heads and neurons, and 2:4, while it is tuned.
 
     python benchmarks/quality_encoder.py --encoder FOLDER --texts FILE
 
@@ -10,6 +10,7 @@ blocks are zero. What a row does not name has the default of the library. The sp
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,13 @@ from sparse_lightning.models import TextClassifier
 
 STEPS, BATCH, TOKENS, LABELS, EACH, TEST = 100, 16, 24, 10, 300, 1000
 WEIGHTS = r"re:.*\.layer\.\d+\..*(query|key|value|dense)\.weight"
+LAYER = r"re:encoder\.encoder\.layer\.(\d+)"
+ATTENTION = [r"self\.query", r"self\.key", r"self\.value", r"output\.dense"]
+UNITS = [
+    sl.Heads(*(rf"{LAYER}\.attention\.{name}" for name in ATTENTION)),
+    sl.Neurons(rf"{LAYER}\.intermediate\.dense", rf"{LAYER}\.output\.dense"),
+]
+HEADS = 0.5
 
 
 @dataclass(frozen=True)
@@ -66,33 +74,56 @@ def accuracy(texts: Texts, folder: Path, seed: int, sparsifier: sl.Sparsifier | 
 
 
 def check(sparsifier: sl.Sparsifier) -> None:
-    """Raise unless the sparsity counted from the weights is the target, up to a block of each matrix."""
-    largest = max(1 / mask.numel() for mask in sparsifier.masks.values())
-    if not sparsifier.target <= sparsifier.sparsity() + largest:
-        raise AssertionError(f"the sparsity is {sparsifier.sparsity():.3f} instead of {sparsifier.target:.3f}")
+    """Raise unless each scope has its final sparsity, up to a block, and its pruned blocks are zero."""
     for scope in sparsifier.attachments:
+        wanted = HEADS if scope.name.endswith("(heads)") else sparsifier.target
         for name, block in scope.blocks.items():
-            if block.norms()[scope.masks[name]].any():
+            mask = scope.masks[name]
+            if abs(mask.double().mean().item() - wanted) > 1 / mask.numel():
+                raise AssertionError(f"{name} has a sparsity of {mask.double().mean():.3f} instead of {wanted}")
+            if block.norms()[mask].any():
                 raise AssertionError(f"{name} has pruned blocks that are not zero")
 
 
 def builds(seed: int) -> dict[str, sl.Sparsifier | None]:
     """Return what each row attaches."""
 
-    def tiles(criterion: sl.Criterion | None = None) -> sl.Sparsifier:
-        return sl.Sparsifier([sl.Blocks(WEIGHTS, (32, 32))], sl.Cubic(0.75), criterion, seed=seed)
+    def tiles(criterion: sl.Criterion | None = None, **ramp: float) -> sl.Sparsifier:
+        return sl.Sparsifier([sl.Blocks(WEIGHTS, (32, 32))], sl.Cubic(0.75, **ramp), criterion, seed=seed)
+
+    def units(criterion: sl.Criterion | None = None) -> sl.Sparsifier:
+        budget = sl.Uniform(overrides={"*(heads)": HEADS})
+        return sl.Sparsifier(UNITS, sl.Cubic(0.75), criterion, budget=budget, seed=seed)
 
     def two_of_four(criterion: sl.Criterion | None = None) -> sl.Sparsifier:
         return sl.Sparsifier([sl.NM(WEIGHTS, 2, 4)], sl.Linear(0.5), criterion, seed=seed)
 
-    criteria = [sl.Random(), sl.Magnitude(), sl.ElementwiseTaylor()]
+    scored = [sl.Random(), sl.Magnitude(), sl.Taylor(), sl.ElementwiseTaylor(), sl.AdamFisher()]
     return {
         "dense": None,
         "32×32, 75 %: all defaults": tiles(),
-        **{f"32×32, 75 %: {type(criterion).__name__}": tiles(criterion) for criterion in criteria},
+        **{f"32×32, 75 %: {type(criterion).__name__}": tiles(criterion) for criterion in [*scored, sl.Movement()]},
+        "32×32, 75 %: a ramp to the last step": tiles(sl.ElementwiseTaylor(), begin=0.0, end=1.0),
+        "heads 50 %, neurons 75 %: all defaults": units(),
+        **{f"heads 50 %, neurons 75 %: {type(criterion).__name__}": units(criterion) for criterion in scored},
         "2:4: all defaults": two_of_four(),
         "2:4: Magnitude": two_of_four(sl.Magnitude()),
     }
+
+
+def measured(texts: Texts, encoder: Path, seeds: int, steps: int, results: Path | None) -> dict[str, list[float]]:
+    """Return the accuracies of each row, seed by seed; runs that a file of results has are not repeated."""
+    found: dict[str, list[float]] = {name: [] for name in builds(0)}
+    if results is not None and results.exists():
+        for line in results.read_text("utf-8").splitlines():
+            found[json.loads(line)["run"]].append(json.loads(line)["accuracy"])
+    for seed in range(seeds):
+        for name in [name for name, kept in found.items() if len(kept) <= seed]:
+            found[name].append(accuracy(texts, encoder, seed, builds(seed)[name], steps))
+            if results is not None:
+                with results.open("a", encoding="utf-8") as file:
+                    print(json.dumps({"run": name, "seed": seed, "accuracy": found[name][-1]}), file=file)
+    return found
 
 
 def main() -> None:
@@ -100,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", type=Path, help="a folder of Hugging Face's")
     parser.add_argument("--texts", type=Path, help="a label, a tab and a text in each line")
+    parser.add_argument("--results", type=Path, help="a file that collects the runs, to continue after an interruption")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS)
     chosen = parser.parse_args()
@@ -108,12 +140,9 @@ def main() -> None:
         return
     texts = read(chosen.texts, chosen.encoder)
     print(f"{len(texts.train[1])} texts of {LABELS} labels, {chosen.steps} steps, {chosen.seeds} seeds: accuracy in %")
-    print(f"{'run':<34}  {'mean':>5}  {'spread':>6}")
-    for name in builds(0):
-        found = [
-            accuracy(texts, chosen.encoder, seed, builds(seed)[name], chosen.steps) for seed in range(chosen.seeds)
-        ]
-        print(f"{name:<34}  {statistics.mean(found):5.1f}  {max(found) - min(found):6.1f}", flush=True)
+    print(f"{'run':<42}  {'mean':>5}  {'spread':>6}")
+    for name, found in measured(texts, chosen.encoder, chosen.seeds, chosen.steps, chosen.results).items():
+        print(f"{name:<42}  {statistics.mean(found):5.1f}  {max(found) - min(found):6.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -107,3 +107,24 @@ def train_until(case: str, folder: Path, die_at: int) -> None:
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     train(case, folder, die_at)
+
+
+def without_dropout() -> WithLoss:
+    """Return a model that stays in evaluation mode, so that processes need not draw the same random numbers."""
+    set_seed(3)
+    model = WithLoss().eval()
+    model.train = lambda mode=True: model
+    return model
+
+
+def train_on_rank(rank: int, folder: Path, port: int) -> None:
+    """Train in one of two processes, as torchrun would start it, and save what rank 0 has."""
+    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {**places, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    ours, half = callback("movement"), {"per_device_train_batch_size": 4, "ddp_backend": "gloo"}
+    run = trainer(folder / "run", ours, model=without_dropout(), save_strategy="steps", save_steps=6, **half)
+    run.train()
+    masks = {name: mask.clone() for name, mask in ours.sparsifier.masks.items()}
+    torch.save({"masks": masks, "weights": run.model.state_dict()}, folder / f"rank{rank}.pt")
+    torch.distributed.destroy_process_group()

@@ -71,7 +71,7 @@ class Net(nn.Module):
 
 
 LARGE = [
-    Heads("attn"),
+    Heads("attn", order="qkv"),
     Neurons("mlp.up", "mlp.down"),
     Blocks("wide.weight", (32, 8), edge="partial"),
     Blocks(["mid.weight", "tail.weight"], (2, 4), edge="partial"),

@@ -104,11 +104,14 @@ class Interleaved(nn.Module):
         return self.dense(F.scaled_dot_product_attention(*made.unbind(-2)).transpose(1, 2).flatten(-2))
 
 
-@pytest.mark.parametrize("pattern", [Heads("attn"), Heads(qkv="attn.query_key_value", out="attn.dense")], ids=str)
-def test_an_order_that_cannot_be_known_is_refused(pattern):
+@pytest.mark.parametrize("name", ["query_key_value", "qkv"])
+@pytest.mark.parametrize("named", [False, True])
+def test_an_order_that_cannot_be_known_is_refused(name, named):
+    """A class of nobody known may store its rows in either order, whatever its layer is called."""
     model = nn.Sequential()
-    model.add_module("attn", Interleaved())
-    text = r"order of the rows of attn\.query_key_value\.weight in Interleaved is unknown.*order='qkv'.*order='head'"
+    model.add_module("attn", Interleaved(name))
+    pattern = Heads(qkv=f"attn.{name}", out="attn.dense") if named else Heads("attn")
+    text = rf"order of the rows of attn\.{name}\.weight in Interleaved is unknown.*order='qkv'.*order='head'"
     with pytest.raises(PatternError, match=text):
         check_pruned(model, torch.randn(2, 3, 16), [pattern])
     check_pruned(model, torch.randn(2, 3, 16), [Heads("attn", order="head")])

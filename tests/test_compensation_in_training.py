@@ -6,8 +6,11 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
+from forked import on_ranks
 from small_nets import Net, batches, broken_blocks
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from sparse_lightning import NM, OBS, Blocks, Cubic, Neurons, OneShot, Refit, Sparsifier, Wanda, prune
 from sparse_lightning.engine.compensating import OBSERVED
@@ -95,3 +98,49 @@ def test_models_that_train_in_evaluation_mode_are_observed_and_validation_is_not
         model(torch.randn(9, 16))
     [gram] = sparsifier.state_dict()["gram_matrices"].values()
     assert float(gram[-1, -1]) == 16.0 * 2
+
+
+def steps_on(model, sparsifier, data):
+    """Make an optimizer step for each batch."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    sparsifier.attach(model, optimizer, len(data))
+    for x, y in data:
+        nn.functional.mse_loss(model(x), y).backward()
+        sparsifier.before_step()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def refitting(kind):
+    """Two updates that prune and refit."""
+    return Sparsifier(PATTERNS[kind], Cubic(0.5, begin=2, end=6), OBS(), update_every=3, compensation=Refit())
+
+
+def train_in_shards(rank, folder, wanted):
+    """Train with each batch divided over two ranks."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    for kind, (masks, weights) in wanted.items():
+        torch.manual_seed(0)
+        model = Net()
+        fully_shard(model)
+        sparsifier = refitting(kind)
+        steps_on(model, sparsifier, [(x.chunk(2)[rank], y.chunk(2)[rank]) for x, y in batches(8)])
+        for name, mask in masks.items():
+            assert torch.equal(sparsifier.masks[name], mask), f"{name} of {kind}"
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value.full_tensor(), weights[name], rtol=1e-3, atol=1e-4)
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_sharded_run_is_compensated_as_one_process(tmp_path):
+    """FSDP2: Gram matrices are summed over ranks, and each rank solves for the rows that it holds."""
+    wanted = {}
+    for kind in PATTERNS:
+        torch.manual_seed(0)
+        model, sparsifier = Net(), refitting(kind)
+        steps_on(model, sparsifier, list(batches(8)))
+        assert sparsifier.sparsity() == 0.5
+        wanted[kind] = sparsifier.masks, model.state_dict()
+    on_ranks(train_in_shards, (tmp_path, wanted), 2)

@@ -189,7 +189,7 @@ class Attention(nn.Module):
 
 NAMED = {
     False: Heads(q="*.q_proj", k="*.k_proj", v="*.v_proj", out="*.proj"),
-    True: Heads(qkv="*.qkv", out="*.proj"),
+    True: Heads(qkv="*.qkv", out="*.proj", order="qkv"),
 }
 
 
@@ -199,7 +199,7 @@ def test_heads(width, size, kv_heads, groups, flags):
     """Separate and fused, grouped or not, with and without biases, transposed or not, named or found."""
     bias, fused, transposed, named = flags
     model = nn.ModuleDict({"attn": Attention(width, size, kv_heads, groups, bias, fused, transposed)})
-    attachment = only(NAMED[fused] if named else Heads("attn"), model)
+    attachment = only(NAMED[fused] if named else Heads("attn", order="qkv"), model)
     assert attachment.name == "attn (heads)"
     assert attachment.scope.numblk_per_scope() == kv_heads, "one decision for each key-value head"
     before, x = deepcopy(model["attn"]), torch.randn(2, 4, width)
@@ -211,7 +211,7 @@ def test_heads(width, size, kv_heads, groups, flags):
 def test_all_heads_pruned_leave_only_the_bias_behind(fused):
     attention = Attention(6, 2, 2, 3, fused=fused)
     before = attention.proj.bias.clone()
-    prune_all(only(Heads("attn"), nn.ModuleDict({"attn": attention})))
+    prune_all(only(Heads("attn", order="qkv"), nn.ModuleDict({"attn": attention})))
     for name, parameter in attention.named_parameters():
         assert name == "proj.bias" or not parameter.any(), f"{name} has weights of pruned heads"
     assert torch.equal(attention.proj.bias, before)
@@ -279,7 +279,7 @@ class Named(nn.Module):
 def test_projections_are_found_by_their_common_names(children):
     sizes = [24, 8] if len(children) == 2 else [8] * 4
     model = nn.ModuleDict({"attn": Named(dict(zip(children, sizes, strict=True)), head_dim=2)})
-    attachment = only(Heads("attn"), model)
+    attachment = only(Heads("attn", order="qkv"), model)
     assert attachment.scope.numblk_per_scope() == 4
     assert attachment.scope.numel() == 4 * 8 * 8 + 3 * 8
 
@@ -287,22 +287,29 @@ def test_projections_are_found_by_their_common_names(children):
 @pytest.mark.parametrize("attribute", [{"num_heads": 4}, {"n_head": 4}, {"num_attention_heads": 4}], ids=str)
 def test_the_size_of_a_head_follows_from_their_number(attribute):
     model = nn.ModuleDict({"attn": Named({"qkv": 24, "proj": 8}, **attribute)})
-    assert only(Heads("attn"), model).scope.numblk_per_scope() == 4
+    assert only(Heads("attn", order="qkv"), model).scope.numblk_per_scope() == 4
 
 
 def test_heads_of_unknown_size_raise():
     model = nn.ModuleDict({"attn": Named({"qkv": 24, "proj": 8})})
     with pytest.raises(PatternError, match=r"attn\.qkv\.weight \(24, 8\).*Pass head_dim"):
-        resolve([Heads("attn")], model)
-    assert only(Heads("attn", head_dim=4), model).scope.numblk_per_scope() == 2
+        resolve([Heads("attn", order="qkv")], model)
+    assert only(Heads("attn", head_dim=4, order="qkv"), model).scope.numblk_per_scope() == 2
     with pytest.raises(PatternError, match="heads of size 3 do not divide"):
-        resolve([Heads("attn", head_dim=3)], model)
+        resolve([Heads("attn", head_dim=3, order="qkv")], model)
+
+
+def test_a_head_size_that_contradicts_the_module_is_refused_with_both():
+    model = nn.ModuleDict({"attn": Named({"q": 32, "k": 32, "v": 32, "o": 32}, head_dim=16)})
+    with pytest.raises(PatternError, match=r"head_dim=8, but the heads of attn have size 16 .*pass 16"):
+        resolve([Heads("attn", head_dim=8)], model)
+    assert only(Heads("attn", head_dim=16), model).scope.numblk_per_scope() == 2
 
 
 def test_a_config_of_the_attention_may_have_the_size():
     model = nn.ModuleDict({"attn": Named({"qkv": 24, "proj": 8})})
     model["attn"].config = type("Config", (), {"num_attention_heads": 2, "head_dim": None})()
-    assert only(Heads("attn"), model).scope.numblk_per_scope() == 2
+    assert only(Heads("attn", order="qkv"), model).scope.numblk_per_scope() == 2
 
 
 def test_unknown_names_of_projections_raise():

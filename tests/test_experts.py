@@ -5,9 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-from sparse_lightning import Constant, Experts, Magnitude, PatternError, Sparsifier, Taylor, prune
+from sparse_lightning import (
+    Constant,
+    Coupled,
+    Experts,
+    Magnitude,
+    PatternError,
+    Random,
+    Sparsifier,
+    Taylor,
+    compact,
+    couplings,
+    prune,
+)
 from sparse_lightning.patterns import resolve
 
 
@@ -44,11 +56,42 @@ class Layers(nn.Module):
 PATTERN = Experts("layers.*.experts", router="layers.*.gate")
 
 
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 64}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+
+
 def mixtral():
     """Return a small model of transformers, whose experts are stacked."""
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 64}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
-    return MixtralForCausalLM(MixtralConfig(**sizes, **heads))
+    return MixtralForCausalLM(MixtralConfig(**SIZES, **HEADS, num_local_experts=4))
+
+
+def qwen():
+    """Return one with an expert that all tokens share."""
+    inner = {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 20, "num_experts": 4}
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**SIZES, **HEADS, **inner))
+
+
+class Stacked(nn.Module):
+    """The weights of all experts."""
+
+    def __init__(self, experts=4, width=8, hidden=12):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(experts, width, hidden) / 3)
+        self.down = nn.Parameter(torch.randn(experts, hidden, width) / 3)
+
+    def forward(self, x):
+        return torch.einsum("beh,ehd->bed", torch.einsum("bd,edh->beh", x, self.up).relu(), self.down)
+
+
+class Gated(nn.Module):
+    """Every expert has a gate of its own: one with zero weights contributes nothing, whatever its gate is."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(8, 4), Stacked()
+
+    def forward(self, x):
+        return (self.experts(x) * self.router(x).sigmoid().unsqueeze(-1)).sum(1)
 
 
 def test_a_listed_expert_is_pruned_with_its_route_and_stays_so_in_training():
@@ -75,7 +118,7 @@ def test_a_listed_expert_is_pruned_with_its_route_and_stays_so_in_training():
 def test_stacked_experts_of_transformers_are_one_scope_for_each_layer():
     model = mixtral()
     found = resolve([Experts("*.experts", router="*.gate")], model)
-    assert [each.scope.numblk_per_scope() for each in found] == [4, 4]
+    assert [each.scope.numblk_per_scope() for each in found] == [4]
     tokens = torch.randint(64, (2, 9))
     masks = prune(model, [Experts("*.experts", router="*.gate")], 0.25, [{"input_ids": tokens}], Magnitude(),
                   progress=False)  # fmt: skip
@@ -86,6 +129,49 @@ def test_stacked_experts_of_transformers_are_one_scope_for_each_layer():
         assert sizes == [3] * len(sizes)
         assert not layer.gate.weight[pruned].any()
     assert torch.isfinite(model(tokens).logits).all()
+
+
+@pytest.mark.parametrize("criterion", [Magnitude(), Taylor(), Random()], ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("traced", [False, True])
+def test_pruned_experts_with_gates_of_their_own_are_removed_by_compact(criterion, traced):
+    """By names and by the graph alike: both find the expert with its row of the router."""
+    model, x = Gated().double(), torch.randn(16, 8).double()
+    pattern = Coupled("* (experts)", inputs=(x,)) if traced else Experts("experts", router="router")
+    [found] = resolve([pattern], model)
+    assert {spec.name for spec in found.scope.blocks()[0].blocks()} == set(dict(model.named_parameters()))
+    masks = prune(model, [pattern], 0.5, [x], criterion, step=lambda net, batch: net(batch).square().mean(),
+                  progress=False)  # fmt: skip
+    [kept] = [(~mask).flatten().nonzero().flatten() for mask in masks.values()]
+    small = compact(model, (x,))
+    assert torch.equal(small.experts.up, model.experts.up[kept])
+    assert torch.equal(small.router.weight, model.router.weight[kept])
+    torch.testing.assert_close(small(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+def test_experts_in_a_list_are_compacted_to_what_their_router_still_needs():
+    """A softmax over all experts, and a choice by number, need all of them: their neurons are removed."""
+    model, x = Layers().double(), torch.randn(16, 8).double()
+    masks = prune(model, [PATTERN], 0.5, (), Magnitude(), progress=False)
+    small = compact(model, (x,))
+    for name, mask in masks.items():
+        expert = small.get_submodule(name.replace(" (experts)/", "."))
+        assert expert[0].out_features == (1 if mask.all() else 12)
+    torch.testing.assert_close(small(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [mixtral, pytest.param(qwen, marks=pytest.mark.exhaustive)])
+def test_neurons_of_stacked_experts_are_found_by_the_graph_and_removed(make):
+    model = make().eval()
+    tokens = {"input_ids": torch.randint(64, (2, 9))}
+    found = couplings(model, tokens)
+    reasons = [str(refusal.reason) for refusal in found.refusals]
+    assert any("tokens choose their experts by number" in reason for reason in reasons), "whole experts"
+    neurons = model.model.layers[0].mlp.experts.down_proj.shape[2]
+    [mask] = prune(model, [Coupled("*.experts (units)", inputs=tokens)], 0.5, (), Magnitude(), progress=False).values()
+    assert mask.numel() == neurons
+    small = compact(model, tokens)
+    assert small.model.layers[0].mlp.experts.down_proj.shape[2] == neurons // 2
+    torch.testing.assert_close(small(**tokens).logits, model(**tokens).logits, rtol=1e-5, atol=1e-6)
 
 
 def test_what_does_not_fit_raises_an_error_with_the_names():

@@ -124,7 +124,7 @@ def test_zeros_with_a_sign_and_numbers_that_are_none_are_kept(dtype, tmp_path):
 
 
 COUPLED = {
-    "heads": lambda: Heads(qkv="qkv", out="out", head_dim=4),
+    "heads": lambda: Heads(qkv="qkv", out="out", head_dim=4, order="qkv"),
     "filters": lambda: Filters("first"),
     "blocks of filters": lambda: Blocks("second.weight", (4, 8)),
     "edges": lambda: Blocks(["qkv.weight", "second.weight"], (7, 5), edge="partial"),

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import socket
 
 import pytest
 import torch
 from accelerate import Accelerator
-from hugging_face_runs import SETTINGS, STEPS, Rows, WithLoss, callback, train, train_until, trainer
+from forked import on_ranks
+from hugging_face_runs import (
+    SETTINGS,
+    STEPS,
+    Rows,
+    WithLoss,
+    callback,
+    train,
+    train_on_rank,
+    train_until,
+    trainer,
+    without_dropout,
+)
 from small_nets import broken_blocks
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
-from sparse_lightning import CheckpointError, Constant, Magnitude, Sparsifier
+from sparse_lightning import CheckpointError, Constant, Magnitude, Neurons, PatternError, Sparsifier, SparsityCallback
 from sparse_lightning.callbacks.huggingface import STATE_FILE
 
 
@@ -180,6 +193,31 @@ def test_the_best_model_comes_with_its_own_masks(tmp_path):
     assert 0 < int(pruned.sum()) < 16
     assert saved["target"] < 0.5
     assert torch.equal(ours.sparsifier.masks["net (neurons)"].flatten(), pruned)
+
+
+@pytest.mark.slow
+def test_two_processes_prune_as_one(tmp_path):
+    """The Trainer averages gradients over ranks: half of each batch on each gives the masks of whole batches."""
+    alone = callback("movement")
+    run = trainer(tmp_path / "alone", alone, model=without_dropout())
+    run.train()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    on_ranks(train_on_rank, (tmp_path, port), 2)
+    found = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    for name, mask in alone.sparsifier.masks.items():
+        assert all(torch.equal(each["masks"][name], mask) for each in found), name
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(found[0]["weights"][name], found[1]["weights"][name])
+        torch.testing.assert_close(found[0]["weights"][name], value, rtol=1e-4, atol=1e-5)
+    assert (tmp_path / "run" / "checkpoint-6" / STATE_FILE).exists()
+
+
+def test_a_callback_of_lightning_names_the_one_of_transformers(tmp_path):
+    ours = SparsityCallback([Neurons("net.up", "net.down")], 0.5)
+    with pytest.raises(PatternError, match=r"callback of Lightning.*HuggingFaceCallback"):
+        trainer(tmp_path, ours)
 
 
 def test_a_second_run_starts_the_schedule_again(tmp_path):

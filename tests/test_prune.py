@@ -226,6 +226,10 @@ def test_what_is_wrong_is_refused_before_anything_is_pruned(capsys):
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(SparsityError, match=r"sparsity=1\.5 is out of range"):
         prune(model, NEURONS, 1.5, [])
+    with pytest.raises(SparsityError, match=r"tensor of shape \(6, 4\), whose rows .*: pass a list of batches"):
+        prune(model, NEURONS, 0.5, torch.zeros(6, 4))
+    with pytest.raises(SparsityError, match=r"one mapping with the keys \['x'\].*: pass a list of batches"):
+        prune(model, NEURONS, 0.5, {"x": torch.zeros(6, 4)})
     with pytest.raises(SparseLightningError, match="batches is empty"):
         prune(model, NEURONS, 0.5, [])
     with pytest.raises(SparseLightningError, match="returns no loss for a batch: pass step"):

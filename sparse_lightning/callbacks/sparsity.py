@@ -82,6 +82,13 @@ class SparsityCallback(L.Callback):
         self._finished_at: int | None = None
         self._has_advised = False
 
+    def on_init_end(self, *args: Any, **kwargs: Any) -> None:
+        """Raise: this is the first call of a `transformers.Trainer`, never one of Lightning's."""
+        raise PatternError(
+            "SparsityCallback is a callback of Lightning, and a transformers.Trainer has called it: pass it "
+            "sparse_lightning.callbacks.HuggingFaceCallback, which takes the same arguments"
+        )
+
     @property
     def state_key(self) -> str:
         """The key of the state in checkpoints: unique to the patterns, since a trainer can have several callbacks."""

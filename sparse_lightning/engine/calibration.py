@@ -13,7 +13,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
-from sparse_lightning.errors import SparseLightningError
+from sparse_lightning.errors import SparseLightningError, SparsityError
 
 Step = Callable[[nn.Module, Any], Any]
 """Runs a model on a batch. What it returns is needed for gradients only: a loss."""
@@ -49,6 +49,7 @@ class Calibration:
     """
 
     def __init__(self, model: nn.Module, batches: Iterable[Any], step: Step | None = None) -> None:
+        _check_batches(batches)
         self._model, self._step = model, step or default_step
         self._batches = list(batches) if isinstance(batches, Iterator) else batches
         self._device = next((param.device for param in model.parameters()), torch.device("cpu"))
@@ -100,6 +101,19 @@ class Calibration:
         finally:
             for param, grad in before:
                 param.grad = grad
+
+
+def _check_batches(batches: Iterable[Any]) -> None:
+    """Raise for a single batch, whose rows or keys would be taken for batches."""
+    if isinstance(batches, Tensor):
+        raise SparsityError(
+            f"batches is a tensor of shape {tuple(batches.shape)}, whose rows would be taken for batches: pass a list "
+            "of batches, such as [x] or x.split(32)"
+        )
+    if isinstance(batches, Mapping):
+        raise SparsityError(
+            f"batches is one mapping with the keys {[*batches]}, so a single batch: pass a list of batches, as in [x]"
+        )
 
 
 def _reshard(model: nn.Module) -> None:

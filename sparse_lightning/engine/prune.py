@@ -51,11 +51,13 @@ def prune(
         model: is changed in place: pruned blocks become zero.
         patterns: which parameters are divided into which blocks.
         sparsity: the fraction of blocks to prune in each scope; N:M patterns have their own.
-        batches: what the model runs on, such as a DataLoader or a list; a few hundred samples are usual.
+        batches: what the model runs on, such as a DataLoader or a list of batches; a few hundred samples are usual.
         criterion: scores the blocks, an object or its name; None for `Wanda()`, or `Magnitude()` if the inputs of a
             layer cannot be observed.
         compensation: changes the kept weights, such as `Refit()`; None leaves them as they are.
-        step: runs the model on a batch, and returns the loss if the criterion reads gradients; see `default_step`.
+        step: runs the model on a batch, and returns the loss if the criterion reads gradients. None calls the model,
+            with a mapping as keywords and otherwise with the batch or its first entry; of a LightningModule it calls
+            `training_step`, which gets the batch as the DataLoader makes it.
         seed: of random scores.
         progress: whether to show a progress bar.
 

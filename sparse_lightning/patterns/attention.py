@@ -27,6 +27,9 @@ _HEAD_BY_HEAD = [
     "GPTNeoXJapaneseAttention",
     "PersimmonAttention",
 ]
+_PACKAGES = ["sparse_lightning", "timm", "torchvision", "transformers"]
+"""Their attention modules have all queries first wherever a layer has a name of `_QUERIES_FIRST`."""
+
 _IN_NEITHER_ORDER = {
     "CodeGenAttention": "its rows are queries, values and keys in four groups of heads",
     "MiniMaxLightningAttention": "its norm mixes all heads, and its gate reads them",
@@ -69,7 +72,8 @@ def projections(names: Names, owner: str) -> dict[str, Layer] | None:
 def row_order(names: Names, layer: Layer) -> str | None:
     """Return the order of the rows of a fused projection: "qkv" or "head"; None if it is unknown.
 
-    The class of the attention module decides where it is known, otherwise the name of the layer.
+    The class of the attention module decides where it is known. In other classes of known packages, the name of the
+    layer decides. A class of anyone else may have either order, whatever its names are.
     """
     owner = names.modules.get(layer.title.rpartition(".")[0])
     classes = _class_names(owner)
@@ -79,7 +83,14 @@ def row_order(names: Names, layer: Layer) -> str | None:
         return "qkv" if getattr(owner, "multi_query", False) else "head"
     if why_neither_order(names, layer) is not None:
         return None
-    return "qkv" if layer.title.rpartition(".")[2] in _QUERIES_FIRST else None
+    named = layer.title.rpartition(".")[2] in _QUERIES_FIRST
+    return "qkv" if named and (isinstance(owner, nn.MultiheadAttention) or _package(owner) in _PACKAGES) else None
+
+
+def _package(module: nn.Module | None) -> str:
+    """Return the package whose code is the forward pass of a module."""
+    owner = next((cls for cls in type(module).__mro__ if "forward" in vars(cls)), type(module))
+    return owner.__module__.partition(".")[0]
 
 
 def why_neither_order(names: Names, layer: Layer) -> str | None:

@@ -28,12 +28,13 @@ class Heads(Pattern):
         k: a glob of the key projections.
         v: a glob of the value projections.
         out: a glob of the output projections.
-        head_dim: the size of a head; None reads it from the attention module or its config.
+        head_dim: the size of a head, for modules that do not give it; None reads it from the attention module or its
+            config.
         qkv: a glob of fused projections, instead of q, k and v.
         order: the order of the rows of a fused projection. "qkv": all queries, then all keys, then all values, as in
             GPT-2, Phi-3 and timm. "head": the queries, key and value of the first head, then those of the second, as in
-            GPT-NeoX, BLOOM and Falcon. None takes it from the class of the attention module or the name of the layer,
-            and raises an error where both are unknown. `check_pruned` verifies it.
+            GPT-NeoX, BLOOM and Falcon. None takes it from the class of the attention module, if it is one of torch,
+            torchvision, timm or transformers, and raises an error otherwise. `check_pruned` verifies it.
 
     Example:
         >>> from torch import nn
@@ -110,8 +111,14 @@ class Heads(Pattern):
         queries = rows.get("q", width)
         keys = rows["k"] if "k" in rows else (rows["qkv"] - width) // 2
         first = next(iter(layers.values()))
-        size = self.head_dim or head_dim_of(names, first.name.rpartition(".")[0], owner, queries)
+        known = head_dim_of(names, first.name.rpartition(".")[0], owner, queries)
         shapes = ", ".join(f"{role} {layer.name} {tuple(layer.weight.shape)}" for role, layer in layers.items())
+        if known is not None and self.head_dim not in (None, known):
+            raise PatternError(
+                f"{self}: head_dim={self.head_dim}, but the heads of {owner or 'the model'} have size {known} by its "
+                f"attributes or config. Leave head_dim out, or pass {known}"
+            )
+        size = self.head_dim or known
         if size is None:
             raise PatternError(f"{self}: no module has the head size of {shapes} as an attribute. Pass head_dim")
         whole = size > 0 and queries % size == 0 and keys % size == 0 and keys > 0 and queries % keys == 0

@@ -24,7 +24,9 @@ class Experts(Pattern):
     that are stacked, `(experts, …)`, as in models of transformers. Modules and routers are paired by the text that the
     wildcards match.
 
-    A pruned expert computes zero. The router may still choose it, with a logit of zero, until it is removed.
+    A pruned expert computes zero. `compact` removes it where that leaves the outputs as they are: where each expert has
+    a gate of its own, such as a sigmoid. A softmax over all experts still gives a pruned one, with its logit of zero, a
+    share of the sum, and a token may choose it by its number: there `compact` removes the neurons of listed experts.
 
     Args:
         match: a glob, or a regular expression after `re:`, of the modules that contain the experts.
