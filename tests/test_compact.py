@@ -22,6 +22,7 @@ from sparse_lightning import (
     Coupled,
     Filters,
     Heads,
+    Magnitude,
     Neurons,
     NothingToRemoveWarning,
     Sparsifier,
@@ -195,7 +196,10 @@ class MultiheadSelf(nn.Module):
 
 @pytest.mark.parametrize(
     ("build", "named"),
-    [(Nano, r"attn \(NanoAttention\) uses the size n_embd=16"), (MultiheadSelf, r"attn \(MultiheadAttention\) uses")],
+    [
+        (Nano, r"attn \(NanoAttention\) computes with its attribute n_embd=16"),
+        (MultiheadSelf, r"attn \(MultiheadAttention\) computes with its attribute"),
+    ],
 )
 def test_the_error_names_the_module_and_the_attribute_and_the_graph_route_works(build, named):
     model, given, *_ = pruned(build, (SEQUENCE,))
@@ -348,6 +352,28 @@ def test_state_of_an_optimizer_that_cannot_be_cut_is_refused_before_anything_cha
     assert optimizer.param_groups[0]["params"][0] is model[0].weight
 
 
+def test_a_state_dict_in_the_place_of_a_model_is_refused():
+    with pytest.raises(CouplingError, match=r"is not a model: pass an nn\.Module"):
+        compact(half_zero().state_dict(), (VECTORS,))
+
+
+def test_compaction_beside_an_attached_sparsifier():
+    model = half_zero()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruning = Sparsifier([Neurons("0", "3")], Constant(0.5), Magnitude())
+    pruning.attach(model, [optimizer])
+    pruning.update_now()
+    with pytest.raises(SparseLightningError, match=r"a Sparsifier is attached to SGD.*call detach\(\)"):
+        compact(model, (VECTORS,), optimizer)
+    small = compact(model, (VECTORS,))
+    assert small[0].out_features == 4
+    model(VECTORS).sum().backward()
+    optimizer.step()
+    assert pruning.sparsity() == pytest.approx(0.5), "the whole model is still held"
+    pruning.detach()
+    assert compact(model, (VECTORS,), optimizer)[0].weight is optimizer.param_groups[0]["params"][0]
+
+
 def test_an_optimizer_of_another_model_is_refused():
     model = half_zero()
     other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
@@ -407,7 +433,7 @@ BROKEN = {
     "a missing key": (lambda inner, outer: inner.pop("units"), "does not have the keys"),
     "another format": (lambda inner, outer: inner.update(format=2), "has the format 2"),
     "a list": (lambda inner, outer: inner.update(shapes=[1]), "not a mapping"),
-    "huge tensors": (lambda inner, outer: outer["0.weight"].update(shape=[10**9, 10**9]), "Safetensor"),
+    "huge tensors": (lambda inner, outer: outer["0.weight"].update(shape=[10**9, 10**9]), "the file is damaged"),
     "a name of no tensor": (lambda inner, outer: inner.update(unregistered=["0.forward"]), "not a tensor"),
 }
 
@@ -435,7 +461,7 @@ def test_a_file_that_was_cut_short_and_one_of_another_model_are_refused(tmp_path
     whole = path.read_bytes()
     for length in (0, 7, 100, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match="does not contain a compacted Sequential"):
+        with pytest.raises(CheckpointError, match=r"the file is damaged .* is not a compacted Sequential"):
             Compact.load(path, into=half_zero())
 
 

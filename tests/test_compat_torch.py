@@ -174,3 +174,15 @@ def test_orig_mod():
     compiled = torch.compile(model, backend="eager")
     assert compat.uncompiled(compiled) is model, "OptimizedModule._orig_mod has changed"
     assert compat.uncompiled(model) is model
+
+
+def test_optimizer_step_post_hooks():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    assert compat.step_hooks(optimizer) == []
+    optimizer.register_step_post_hook(print)
+    assert compat.step_hooks(optimizer) == [print], "Optimizer._optimizer_step_post_hooks has changed"
+
+
+def test_op():
+    add = compat.builtin_of(torch.ops.aten.add.Tensor)
+    assert torch.equal(add(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0)), "OpOverload._op has changed"

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sparse_lightning.compat.torch import step_hooks
 from sparse_lightning.errors import SparseLightningError
 
 Cut = Callable[[Tensor, Tensor], Tensor]
@@ -18,10 +19,16 @@ def check_state(optimizers: Iterable[Optimizer], replaced: Mapping[int, nn.Param
     """Check that optimizers have parameters of the model, and that all state of parameters that are cut can be cut.
 
     Raises:
-        SparseLightningError: if an optimizer has none, or a tensor of its state has neither the shape of its parameter
-            nor one element.
+        SparseLightningError: if an optimizer has none, a Sparsifier is attached to it, or a tensor of its state has
+            neither the shape of its parameter nor one element.
     """
     for optimizer in optimizers:
+        if any(getattr(getattr(hook, "__self__", None), "holds_masks", False) for hook in step_hooks(optimizer)):
+            raise SparseLightningError(
+                f"a Sparsifier is attached to {type(optimizer).__name__}, and holds the masks of the whole model: call "
+                "detach() of the Sparsifier, then compact, and attach a new one to the smaller model if it is to be "
+                "pruned further"
+            )
         if not any(id(parameter) in replaced for group in optimizer.param_groups for parameter in group["params"]):
             raise SparseLightningError(
                 f"{type(optimizer).__name__} holds none of the parameters of the model, so that it would not train the "

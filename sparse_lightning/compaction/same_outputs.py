@@ -21,7 +21,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
 
 @dataclass(frozen=True)
 class SizeSearch:
-    """Finds the size that a model's own code has written into it.
+    """Finds the size of the whole model that a smaller copy still computes with.
 
     Args:
         whole: the model.
@@ -53,8 +53,9 @@ class SizeSearch:
         module = self.small.get_submodule(name)
         where = f"{name or 'the model'} ({type(module).__name__})"
         if not attributes:
-            return f"{where} has a size written into its code"
-        return f"{where} uses the size {attributes[0]}={vars(module)[attributes[0]]} of the whole model"
+            return f"the code of {where} computes with a size of the whole model"
+        first = attributes[0]
+        return f"{where} computes with its attribute {first}={vars(module)[first]}, a size of the whole model"
 
     def _sizes(self, name: str) -> list[str]:
         """Return the attributes of a module that have a size of a dimension that was cut, and were not changed."""

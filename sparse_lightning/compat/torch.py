@@ -85,6 +85,15 @@ def without_step_hooks(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
+def step_hooks(optimizer: Optimizer) -> list[Callable[..., Any]]:
+    """Return the functions that run after each step of an optimizer.
+
+    Private: `Optimizer._optimizer_step_post_hooks`.
+    """
+    found: list[Callable[..., Any]] = list(vars(optimizer)["_optimizer_step_post_hooks"].values())
+    return found
+
+
 def is_hooks(name: str) -> bool:
     """Whether an attribute of an optimizer holds its hooks.
 
@@ -236,3 +245,9 @@ def uncompiled(model: nn.Module) -> nn.Module:
     """
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, nn.Module) else model
+
+
+def builtin_of(operator: Any) -> Callable[..., Any]:
+    """Return the function in C++ that an operator of `torch.ops` calls: without a frame of Python in between."""
+    found: Callable[..., Any] = operator._op
+    return found

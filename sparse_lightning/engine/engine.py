@@ -60,6 +60,9 @@ class Engine:
         total_steps: the length of the run, for schedules in fractions of it.
     """
 
+    holds_masks = True
+    """Tells other parts what a step hook of an optimizer belongs to: `compact` can't replace its parameters then."""
+
     def __init__(
         self, configuration: Configuration, model: nn.Module, optimizers: Sequence[Optimizer], total_steps: int | None
     ) -> None:

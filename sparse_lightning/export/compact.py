@@ -102,12 +102,19 @@ class Compact:
             check_fit(into, header, found)
         except (SafetensorError, KeyError, AttributeError, ValueError, RecursionError, OSError) as error:
             raise CheckpointError(
-                f"{path} does not contain a compacted {type(into).__name__} ({type(error).__name__}: {error}): pass a "
-                'file that sparse_lightning.export.Compact(route="module") has written, and a model of the class and '
+                f"{_reason(error)}: {path} is not a compacted {type(into).__name__} of this configuration. Pass a file "
+                'that sparse_lightning.export.Compact(route="module") has written, and a model of the class and '
                 "configuration that was exported"
             ) from error
         resize(into, header, found)
         return into
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong with a file, in words."""
+    if isinstance(error, KeyError):
+        return "the file has no header of Compact"
+    return f"the file is damaged or no safetensors ({error})" if isinstance(error, SafetensorError) else str(error)
 
 
 def _save_module(made: Compacted, path: Path) -> None:

@@ -36,8 +36,12 @@ class ExampleInputs:
         """Return inputs that are passed, or those that the model has: `example_input_array`, then `dummy_inputs`.
 
         Raises:
-            CouplingError: if there are none.
+            CouplingError: if there are none, or the model is not a module.
         """
+        if not isinstance(model, nn.Module):
+            raise CouplingError(
+                f"a {type(model).__name__} is not a model: pass an nn.Module, into which a state dict is loaded first"
+            )
         for given in (inputs, _attribute(model, "example_input_array"), _attribute(model, "dummy_inputs")):
             if given is not None:
                 return cls._parsed(given)

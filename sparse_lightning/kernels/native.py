@@ -104,7 +104,7 @@ def _load_or_build(compiler: str, kernel: str, source: str, options: tuple[str, 
 
 def _build(compiler: str, source: str, options: tuple[str, ...], folder: Path, name: str) -> Path:
     """Compile beside the final place, then move; the name ends in a digest of the file."""
-    _log.warning("building the CPU kernel %s, once on this machine: a few seconds", name.partition("-")[0])
+    _log.warning("building the CPU kernel %s, once on this machine: up to ten seconds", name.partition("-")[0])
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
         fresh = Path(file.name)
     try:

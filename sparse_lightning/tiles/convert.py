@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sparse_lightning.compat.torch import has_hooks
 from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.graph.inputs import ExampleInputs, Inputs
-from sparse_lightning.tiles.cutting import best_tile
+from sparse_lightning.tiles.cutting import best_tile, tile_shape
 from sparse_lightning.tiles.linear import TileLinear
 from sparse_lightning.tiles.table import TiledLayer, TileTable
 from sparse_lightning.tiles.timing import compare
@@ -27,7 +27,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 """The largest difference of the outputs, relative to the largest output; 2 % for narrower dtypes."""
 
 
-def tiled(model: nn.Module, inputs: Inputs = None, tile: tuple[int, int] | None = None) -> nn.Module:
+def tiled(model: nn.Module, inputs: Inputs = None, tile: int | tuple[int, int] | None = None) -> nn.Module:
     """Return a copy of a model in which linear layers skip the tiles of their weights that are zero.
 
     The model is called once to record the inputs of its layers. Each `nn.Linear` with enough zero tiles is then timed
@@ -40,9 +40,10 @@ def tiled(model: nn.Module, inputs: Inputs = None, tile: tuple[int, int] | None 
         inputs: a tuple of positional or a dict of keyword arguments of the model; None takes the model's
             `example_input_array` or `dummy_inputs`. Their sizes should be those of the later use: tiles may be faster
             for one row and slower for many.
-        tile: the outputs × inputs of a tile; None finds a shape for each layer.
+        tile: the outputs × inputs of a tile, or one number for both; None finds a shape for each layer.
 
     Raises:
+        LayoutError: if the tile is not one or two whole numbers.
         SparseLightningError: if there are no inputs, or the model reads the weight of a tiled layer by itself.
 
     Example:
@@ -55,6 +56,7 @@ def tiled(model: nn.Module, inputs: Inputs = None, tile: tuple[int, int] | None 
         >>> [layer.reason for layer in small.tile_table]
         ['', 'few tiles are zero']
     """
+    shape = None if tile is None else tile_shape(tile)
     copied = copy.deepcopy(model)
     device = next((tensor.device for tensor in (*copied.parameters(), *copied.buffers())), torch.device("cpu"))
     arguments = ExampleInputs.of(copied, inputs).on(device)
@@ -63,7 +65,7 @@ def tiled(model: nn.Module, inputs: Inputs = None, tile: tuple[int, int] | None 
     found: dict[nn.Module, nn.Module] = {}
     for name, module in copied.named_modules():
         if type(module) is nn.Linear:
-            layer, converted = _decide(name, module, _obstacle(copied, module), seen.get(module, []), tile)
+            layer, converted = _decide(name, module, _obstacle(copied, module), seen.get(module, []), shape)
             layers.append(layer)
             if converted is not None:
                 found[module] = converted

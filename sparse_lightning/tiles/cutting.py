@@ -8,11 +8,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparse_lightning.errors import LayoutError
+
 OUTPUTS, INPUTS = (64, 32, 16), (64, 32, 16, 8)
 """The shapes of tiles that are tried: outputs fill vector registers, and inputs repay what a tile costs by itself."""
 
 ON_GPU = 16
 """The fewest inputs of a tile on a GPU: what tensor cores multiply at once."""
+
+
+def tile_shape(tile: object) -> tuple[int, int]:
+    """Return the outputs × inputs of a tile; one number is that of a square.
+
+    Example:
+        >>> tile_shape(32), tile_shape((16, 64))
+        ((32, 32), (16, 64))
+    """
+    pair = (tile, tile) if isinstance(tile, int) else tuple(tile) if isinstance(tile, list | tuple) else ()
+    if len(pair) != 2 or not all(type(size) is int and size > 0 for size in pair):
+        raise LayoutError(
+            f"tile={tile!r} is not the shape of a tile: pass outputs × inputs as two whole numbers above 0, as "
+            "(32, 32), or one number for a square"
+        )
+    return pair[0], pair[1]
 
 
 def zero_tiles(weight: Tensor, tile: tuple[int, int]) -> Tensor:

@@ -90,7 +90,7 @@ class TileLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return `input @ weight.T + bias`; the input is `(…, in_features)`."""
-        if input.shape[-1] != self.in_features:
+        if input.size(-1) != self.in_features:
             raise LayoutError(
                 f"inputs of shape {tuple(input.shape)} do not fit a layer with {self.in_features} input features: the "
                 "last dimension must be that number"

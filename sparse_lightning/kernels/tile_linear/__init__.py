@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from sparse_lightning.kernels.availability import takes_triton
 from sparse_lightning.kernels.tile_linear import gathered, native, reference
@@ -41,16 +42,19 @@ def tile_linear(
         >>> tile_linear(torch.arange(4.0), tiles, pointers, torch.tensor([1], dtype=torch.int32), None, 4)
         tensor([0., 0., 5., 5.])
     """
-    device = "cpu" if inputs.is_cpu else inputs.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        inputs, tiles, bias = inputs.to(dtype), tiles.to(dtype), None if bias is None else bias.to(dtype)
-    # The operator of the C++ kernel is called at once where no gradient is needed: the one below is in Python.
-    direct = not (torch.compiler.is_compiling() or (inputs.requires_grad and torch.is_grad_enabled()))
-    if direct and native.takes(inputs, tiles):
-        return native.tile_linear(inputs, tiles, pointers, columns, bias, out_features)
-    outputs: Tensor = _operator(inputs, tiles, pointers, columns, bias, out_features)
-    return outputs
+    # The operator in C++ is called at once where that is possible: the one below is in Python, and takes longer.
+    if inputs.is_cpu and not is_compiling():
+        made = native.operator()(inputs, tiles, pointers, columns, bias, out_features)
+        if made is not None:
+            return made
+    device = inputs.device.type
+    if not torch.is_autocast_enabled(device):
+        outputs: Tensor = _operator(inputs, tiles, pointers, columns, bias, out_features)
+        return outputs
+    dtype = torch.get_autocast_dtype(device)
+    inputs, tiles, bias = inputs.to(dtype), tiles.to(dtype), None if bias is None else bias.to(dtype)
+    with torch.autocast(device, enabled=False):
+        return tile_linear(inputs, tiles, pointers, columns, bias, out_features)
 
 
 @torch.library.custom_op("sparse_lightning::tile_linear", mutates_args=(), schema=SCHEMA)
@@ -61,8 +65,9 @@ def _operator(
         from sparse_lightning.kernels.tile_linear import triton
 
         return triton.tile_linear(inputs, tiles, pointers, columns, bias, out_features)
-    if native.takes(inputs, tiles):
-        return native.tile_linear(inputs, tiles, pointers, columns, bias, out_features)
+    made = native.operator()(inputs, tiles, pointers, columns, bias, out_features) if inputs.is_cpu else None
+    if made is not None:
+        return made
     multiply = gathered.tile_linear if inputs.device.type == "cpu" else reference.tile_linear
     return multiply(inputs, tiles, pointers, columns, bias, out_features)
 

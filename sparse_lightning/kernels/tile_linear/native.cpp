@@ -1,16 +1,16 @@
 // y = x · Wᵀ + b, where W is given as its kept tiles. The sums of a few rows and of the outputs of a tile stay in
 // registers over all tiles that lie in one row of tiles: weights stream by once, outputs are written once.
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <immintrin.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #ifdef __AVX512F__
 #define VECTOR 64        // bytes of a register
@@ -22,11 +22,12 @@
 
 namespace {
 
-using torch::stable::Tensor;
+using at::Tensor;
 
+constexpr int64_t LANES = 16;        // the outputs of a tile are a multiple of those of the widest register
 constexpr int64_t DIRECT = 4;        // rows up to which the inputs are read where they are
 constexpr int64_t PADDING = 16;      // elements between copied rows: a power of two would make them share cache lines
-constexpr int64_t SERIAL = 1 << 20;  // products up to which one thread is enough: it waits for no busy core
+constexpr int64_t SERIAL = 1 << 16;  // products up to which one thread is faster than two that wait for each other
 constexpr int64_t GROUP = 48;        // rows that a thread computes at a time, a multiple of those in registers
 
 typedef float Floats __attribute__((vector_size(VECTOR)));
@@ -161,7 +162,7 @@ void compute_rows(const Layer<Type>& layer, int64_t row, int64_t end, int64_t ti
     for (; row + ROWS <= end; row += ROWS) compute<Type, ROWS, WIDE>(layer, row, tile_row, panel);
     if constexpr (ROWS > 1)
         if (row < end) {
-            constexpr int FEWER = ROWS <= 4 ? ROWS - 1 : ROWS == 6 ? 4 : ROWS / 2;
+            constexpr int FEWER = ROWS > 4 ? 4 : ROWS / 2;
             compute_rows<Type, FEWER, WIDE>(layer, row, end, tile_row, panel);
         }
 }
@@ -182,13 +183,6 @@ void compute_tile_row(const Layer<Type>& layer, int64_t row, int64_t end, int64_
             panel += LANES;
         }
     }
-}
-
-// Where the part of a thread begins: parts have equally many tiles, whatever the rows of tiles that they lie in.
-int64_t begin_of(const int32_t* pointers, int64_t tile_rows, int64_t part, int64_t parts) {
-    if (part == parts) return tile_rows;
-    const int64_t before = pointers[tile_rows] * part / parts;
-    return std::lower_bound(pointers, pointers + tile_rows, before) - pointers;
 }
 
 // Copies a row, widened to the type of the sums.
@@ -216,115 +210,106 @@ void run(Layer<Type> layer, const Type* inputs, int64_t rows, int threads) {
             for (int64_t t = 0; t < tile_rows; t++) compute_tile_row(layer, row, std::min(rows, row + GROUP), t);
         return;
     }
+    // Rows of tiles have unequal numbers of tiles, and threads do not begin at the same time.
+    const int64_t chunk = std::max<int64_t>(1, tile_rows * groups / (8 * threads));
 #pragma omp parallel num_threads(threads)
     {
         if (copied) {
 #pragma omp for schedule(static)
             for (int64_t row = 0; row < rows; row++) copy_row(inputs, row, layer, scratch.get());
         }
-        if (groups == 1 && tile_rows >= 4 * threads) {
-#pragma omp for schedule(static) nowait
-            for (int part = 0; part < threads; part++)
-                for (int64_t t = begin_of(layer.pointers, tile_rows, part, threads);
-                     t < begin_of(layer.pointers, tile_rows, part + 1, threads); t++)
-                    compute_tile_row(layer, 0, rows, t);
-        } else {
-#pragma omp for schedule(dynamic) nowait
-            for (int64_t i = 0; i < tile_rows * groups; i++) {
-                const int64_t row = i % groups * GROUP;
-                compute_tile_row(layer, row, std::min(rows, row + GROUP), i / groups);
-            }
+#pragma omp for schedule(dynamic, chunk) nowait
+        for (int64_t i = 0; i < tile_rows * groups; i++) {
+            const int64_t row = i % groups * GROUP;
+            compute_tile_row(layer, row, std::min(rows, row + GROUP), i / groups);
         }
     }
 }
 
 template <typename Type>
 void run_typed(const Tensor& inputs, const Tensor& tiles, const Tensor& pointers, const Tensor& columns,
-               const std::optional<Tensor>& bias, int64_t out_features, Tensor& outputs, int threads) {
+               const std::optional<Tensor>& bias, int64_t out_features, at::TensorBase& outputs, int threads) {
     Layer<Type> layer{};
-    layer.tiles = static_cast<const Type*>(tiles.data_ptr());
-    layer.bias = bias ? static_cast<const Type*>(bias->data_ptr()) : nullptr;
-    layer.pointers = static_cast<const int32_t*>(pointers.data_ptr());
-    layer.columns = static_cast<const int32_t*>(columns.data_ptr());
-    layer.in_features = inputs.size(inputs.dim() - 1);
+    layer.tiles = static_cast<const Type*>(tiles.const_data_ptr());
+    layer.bias = bias ? static_cast<const Type*>(bias->const_data_ptr()) : nullptr;
+    layer.pointers = pointers.const_data_ptr<int32_t>();
+    layer.columns = columns.const_data_ptr<int32_t>();
+    layer.in_features = inputs.size(-1);
     layer.out_features = out_features;
     layer.tile_in = tiles.size(1);
     layer.tile_out = tiles.size(2);
-    layer.outputs = static_cast<Type*>(outputs.data_ptr());
+    layer.outputs = static_cast<Type*>(outputs.mutable_data_ptr());
     const int64_t rows = out_features ? outputs.numel() / out_features : 0;
-    if (rows) run(layer, static_cast<const Type*>(inputs.data_ptr()), rows, threads);
+    if (rows) run(layer, static_cast<const Type*>(inputs.const_data_ptr()), rows, threads);
 }
 
 // Rejects what would be read out of bounds.
 void check(const Tensor& inputs, const Tensor& tiles, const Tensor& pointers, const Tensor& columns,
            const std::optional<Tensor>& bias, int64_t out_features) {
-    STD_TORCH_CHECK(inputs.dim() > 0 && tiles.dim() == 3 && pointers.dim() == 1 && columns.dim() == 1,
-                    "tile_linear: tiles have 3 dimensions, pointers and columns 1, inputs at least 1");
-    STD_TORCH_CHECK(inputs.is_contiguous() && tiles.is_contiguous() && pointers.is_contiguous() &&
-                        columns.is_contiguous() && (!bias || bias->is_contiguous()),
-                    "tile_linear: all tensors must be contiguous");
-    STD_TORCH_CHECK(tiles.scalar_type() == inputs.scalar_type() &&
-                        (!bias || bias->scalar_type() == inputs.scalar_type()) &&
-                        pointers.scalar_type() == torch::headeronly::ScalarType::Int &&
-                        columns.scalar_type() == torch::headeronly::ScalarType::Int,
-                    "tile_linear: tiles and bias have the dtype of the inputs, pointers and columns are int32");
+    TORCH_CHECK(inputs.dim() > 0 && tiles.dim() == 3 && pointers.dim() == 1 && columns.dim() == 1,
+                "tile_linear: tiles have 3 dimensions, pointers and columns 1, inputs at least 1");
+    TORCH_CHECK(inputs.is_contiguous() && tiles.is_contiguous() && pointers.is_contiguous() &&
+                    columns.is_contiguous() && (!bias || bias->is_contiguous()),
+                "tile_linear: all tensors must be contiguous");
+    TORCH_CHECK(tiles.scalar_type() == inputs.scalar_type() &&
+                    (!bias || bias->scalar_type() == inputs.scalar_type()) && pointers.scalar_type() == at::kInt &&
+                    columns.scalar_type() == at::kInt,
+                "tile_linear: tiles and bias have the dtype of the inputs, pointers and columns are int32");
     const int64_t kept = tiles.size(0), tile_in = tiles.size(1), tile_out = tiles.size(2);
-    const int64_t lanes = VECTOR / (inputs.scalar_type() == torch::headeronly::ScalarType::Double ? 8 : 4);
-    STD_TORCH_CHECK(tile_in > 0 && tile_out > 0 && tile_out % lanes == 0 && columns.size(0) == kept &&
-                        pointers.size(0) == (out_features + tile_out - 1) / tile_out + 1 &&
-                        (!bias || bias->size(0) == out_features),
-                    "tile_linear: the tiles do not form a matrix with so many outputs");
-    const auto* from = static_cast<const int32_t*>(pointers.data_ptr());
-    const auto* at = static_cast<const int32_t*>(columns.data_ptr());
-    const int64_t count = (inputs.size(inputs.dim() - 1) + tile_in - 1) / tile_in;
+    const int64_t lanes = VECTOR / (inputs.scalar_type() == at::kDouble ? 8 : 4);
+    TORCH_CHECK(tile_in > 0 && tile_out > 0 && tile_out % lanes == 0 && columns.size(0) == kept &&
+                    pointers.size(0) == (out_features + tile_out - 1) / tile_out + 1 &&
+                    (!bias || bias->size(0) == out_features),
+                "tile_linear: the tiles do not form a matrix with so many outputs");
+    const auto* from = pointers.const_data_ptr<int32_t>();
+    const auto* at = columns.const_data_ptr<int32_t>();
+    const int64_t count = (inputs.size(-1) + tile_in - 1) / tile_in;
     bool inside = from[0] == 0 && from[pointers.size(0) - 1] == kept;
     for (int64_t i = 1; i < pointers.size(0); i++) inside &= from[i - 1] <= from[i];
     for (int64_t i = 0; i < kept; i++) inside &= at[i] >= 0 && at[i] < count;
-    STD_TORCH_CHECK(inside, "tile_linear: pointers or columns lie outside of the matrix");
+    TORCH_CHECK(inside, "tile_linear: pointers or columns lie outside of the matrix");
 }
 
-// By the C function: the operator `new_empty` takes as long as a small layer.
-Tensor empty_outputs(const Tensor& inputs, int64_t out_features) {
-    const auto sizes = inputs.sizes();
-    std::vector<int64_t> shape(sizes.begin(), sizes.end()), strides(sizes.size());
+// Not by the operator `empty`, which takes as long as a small layer.
+at::TensorBase empty_outputs(const Tensor& inputs, int64_t out_features) {
+    at::DimVector shape(inputs.sizes());
     shape.back() = out_features;
-    int64_t stride = 1;
-    for (int64_t d = inputs.dim() - 1; d >= 0; d--) {
-        strides[d] = stride;
-        stride *= std::max<int64_t>(shape[d], 1);
-    }
-    int32_t dtype;
-    AtenTensorHandle outputs;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(inputs.get(), &dtype));
-    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(inputs.dim(), shape.data(), strides.data(), dtype,
-                                                    aoti_torch_device_type_cpu(), 0, &outputs));
-    return Tensor(outputs);
+    return at::detail::empty_cpu(shape, inputs.scalar_type());
 }
 
-Tensor tile_linear(const Tensor inputs, const Tensor tiles, const Tensor pointers, const Tensor columns,
-                   const std::optional<Tensor> bias, int64_t out_features) {
-    check(inputs, tiles, pointers, columns, bias, out_features);
-    Tensor outputs = empty_outputs(inputs, out_features);
-    const int threads = static_cast<int>(torch::stable::get_num_threads());
+// Whether this kernel is the one to run: not where autograd or autocast have something to do, nor for odd tiles.
+bool takes(const Tensor& inputs, const Tensor& tiles) {
+    if (inputs.requires_grad() && at::GradMode::is_enabled()) return false;
+    if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU)) return false;
+    return inputs.is_floating_point() && tiles.dim() == 3 && tiles.size(2) % LANES == 0;
+}
+
+// None where another path must be taken: it is cheaper to ask here than in Python.
+std::optional<Tensor> tile_linear(const Tensor& inputs, const Tensor& tiles, const Tensor& pointers,
+                                  const Tensor& columns, const std::optional<Tensor>& bias, int64_t out_features) {
+    if (!takes(inputs, tiles)) return std::nullopt;
+    const auto rows = inputs.expect_contiguous();
+    check(*rows, tiles, pointers, columns, bias, out_features);
+    at::TensorBase outputs = empty_outputs(*rows, out_features);
     const auto call = [&](auto type) {
-        run_typed<decltype(type)>(inputs, tiles, pointers, columns, bias, out_features, outputs, threads);
+        run_typed<decltype(type)>(*rows, tiles, pointers, columns, bias, out_features, outputs, at::get_num_threads());
     };
     switch (inputs.scalar_type()) {
-        case torch::headeronly::ScalarType::Double: call(double()); break;
-        case torch::headeronly::ScalarType::Float: call(float()); break;
-        case torch::headeronly::ScalarType::BFloat16: call(BFloat16()); break;
-        case torch::headeronly::ScalarType::Half: call(Float16()); break;
-        default: STD_TORCH_CHECK(false, "tile_linear takes float64, float32, bfloat16 and float16");
+        case at::kDouble: call(double()); break;
+        case at::kFloat: call(float()); break;
+        case at::kBFloat16: call(BFloat16()); break;
+        case at::kHalf: call(Float16()); break;
+        default: return std::nullopt;
     }
-    return outputs;
+    return Tensor(std::move(outputs));
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY(sparse_lightning_cpu, library) {
+TORCH_LIBRARY(sparse_lightning_cpu, library) {
     library.def(
         "tile_linear(Tensor inputs, Tensor tiles, Tensor pointers, Tensor columns, Tensor? bias, int out_features)"
-        " -> Tensor");
+        " -> Tensor?");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sparse_lightning_cpu, CPU, library) { library.impl("tile_linear", TORCH_BOX(&tile_linear)); }
+TORCH_LIBRARY_IMPL(sparse_lightning_cpu, CPU, library) { library.impl("tile_linear", &tile_linear); }
