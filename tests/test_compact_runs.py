@@ -25,6 +25,8 @@ def test_a_run_says_what_is_gained_and_its_end_is_exported_again_without_trainin
     loaded = Compact.load(tmp_path / "compact.safetensors", into=DigitsMLP(hidden=32))
     assert costs["sparse"]["parameters"] == sum(p.numel() for p in loaded.parameters()) < costs["dense"]["parameters"]
     assert costs["sparse"]["bytes"] < exported["bytes"] == (tmp_path / "compact.safetensors").stat().st_size
+    assert [family["units"] for family in numbers["families"]] == [32, 32]
+    assert [family["left"] for family in numbers["families"]] == [len(loaded.first.bias), len(loaded.second.bias)]
     assert all(costs[kind]["ms"] > 0 for kind in ("dense", "sparse"))
     for line in ("parameters", "bytes on disk", "ms per forward"):
         assert f"\n{line} " in made.table

@@ -71,6 +71,7 @@ class Compacted:
     Args:
         model: the smaller copy.
         units: what is left of each family of which units were removed.
+        families: how many units each family of the model had, by name.
         attributes: the new values of size attributes, by the name of their module.
         shapes: of the tensors that were cut, before that, by each of their names.
         unregistered: the names of tensors that were cut and are not in the state dict.
@@ -81,6 +82,7 @@ class Compacted:
 
     model: nn.Module
     units: dict[str, KeptUnits]
+    families: dict[str, int]
     attributes: dict[str, Sizes]
     shapes: dict[str, tuple[int, ...]]
     unregistered: list[str]
@@ -132,6 +134,7 @@ class _Builder:
         return Compacted(
             small,
             self._found.units,
+            {family.name: family.units for family in self._found.couplings},
             attributes,
             self._shapes(),
             self._unregistered(),

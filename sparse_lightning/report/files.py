@@ -84,6 +84,7 @@ def _numbers(
         "actual": outcome.actual,
         "step": outcome.step,
         **({} if measured is None else {"footprint": measured.numbers()}),
+        **({} if measured is None or not measured.families else {"families": [asdict(f) for f in measured.families]}),
         "parameters": rows,
         "scopes": [asdict(scope) for scope in outcome.scopes],
         "history": _curves(history),

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sparse_lightning.blocks.shards import is_sharded
-from sparse_lightning.compaction import compact
+from sparse_lightning.compaction import Compacted, compacted
 from sparse_lightning.compaction.same_outputs import outputs
 from sparse_lightning.errors import CouplingError, NothingToRemoveWarning, SparseLightningError
 from sparse_lightning.export.state import tensors_of
@@ -43,6 +43,21 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class FamilyRow:
+    """What is left of a family of units: those that can only be removed together with their slices elsewhere.
+
+    Args:
+        name: the module that has all slices, and what the units are.
+        units: how many there were.
+        left: how many are not zero, or have to stay.
+    """
+
+    name: str
+    units: int
+    left: int
+
+
+@dataclass(frozen=True)
 class Footprint:
     """The costs of the dense model, and of what can be exported of the sparse one.
 
@@ -50,11 +65,13 @@ class Footprint:
         dense: the model with all zeros.
         sparse: the compacted model, or the model of which only the kept blocks are stored.
         form: "compact" or "blocks": the option of `export` that writes it.
+        families: of the model, where whole units of it are zero.
     """
 
     dense: Cost
     sparse: Cost
     form: str
+    families: tuple[FamilyRow, ...] = ()
 
     def rows(self) -> list[list[str]]:
         """Return the lines of the results table: a name, dense, sparse."""
@@ -100,11 +117,13 @@ def footprint(model: nn.Module, outcome: Outcome) -> Footprint | None:
         return None
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     small = _compacted(model) if _has_zero_slices(model, outcome) else None
-    times = _seconds([model] if small is None else [model, small], inputs.on(device))
+    times = _seconds([model] if small is None else [model, small.model], inputs.on(device))
     dense = Cost(*_stored(model), times[0])
     if small is None:
         return Footprint(dense, _blocks(dense, model, outcome), "blocks")
-    return Footprint(dense, Cost(*_stored(small), times[1]), "compact")
+    left = {name: len(found.kept) for name, found in small.units.items()}
+    families = tuple(FamilyRow(name, units, left.get(name, units)) for name, units in small.families.items())
+    return Footprint(dense, Cost(*_stored(small.model), times[1]), "compact", families)
 
 
 def _has_zero_slices(model: nn.Module, outcome: Outcome) -> bool:
@@ -118,12 +137,12 @@ def _has_zero_slices(model: nn.Module, outcome: Outcome) -> bool:
     return False
 
 
-def _compacted(model: nn.Module) -> nn.Module | None:
-    """Return the compacted model; None, with the reason in the log, if it cannot be compacted."""
+def _compacted(model: nn.Module) -> Compacted | None:
+    """Return the compacted model with its families; None, with the reason in the log, if it cannot be compacted."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", NothingToRemoveWarning)
         try:
-            return compact(model)
+            return compacted(model)
         except (SparseLightningError, NothingToRemoveWarning) as error:
             _log.info("the time of the compacted model is not measured: %s", error)
             return None

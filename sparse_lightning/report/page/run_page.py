@@ -7,14 +7,14 @@ from typing import Any
 
 from sparse_lightning.blocks.table import times
 from sparse_lightning.report.page.charts import STEP, Chart, Line, draw
-from sparse_lightning.report.page.document import document, listing, section
+from sparse_lightning.report.page.document import document, listing, note, section
 from sparse_lightning.report.page.markup import Markup, element
 from sparse_lightning.report.page.mask_grids import draw_grids
 from sparse_lightning.report.page.run_files import PAGE, RunFiles
-from sparse_lightning.report.page.tables import anything, bar_cell, number_cell, table
+from sparse_lightning.report.page.tables import anything, bar_cell, count_cell, number_cell, table
 from sparse_lightning.report.results_table import number_text, shown_metrics
 
-KNOWN = ("metric", "dense", "sparse", "target", "actual", "step", "parameters", "scopes", "history")
+KNOWN = ("metric", "dense", "sparse", "target", "actual", "step", "parameters", "scopes", "families", "history")
 """Keys of results.json that have a place on the page; all others are shown as tables."""
 
 Results = dict[str, Any]
@@ -23,7 +23,7 @@ Results = dict[str, Any]
 def write_page(folder: Path | str) -> Path:
     """Write `report.html`, which needs no other file and no network, from the files that a run has written.
 
-    It shows the results, the curves, the masks, what is left of each scope and parameter, everything else in
+    It shows the results, the curves, the masks, what is left of each scope, family and parameter, everything else in
     `results.json`, such as exports, the files with their sizes, the configuration, and the command.
 
     Args:
@@ -46,6 +46,7 @@ def run_page(files: RunFiles) -> str:
         section("Curves", *curves(found)),
         section("Masks", *_masks(files)),
         section("Scopes", _scopes(found)),
+        section("Families", *_families(found)),
         section("Parameters", _parameters(found)),
         *(section(_title(key), anything(_title(key), value)) for key, value in found.items() if key not in KNOWN),
         section("Files", _sizes(files)),
@@ -122,6 +123,24 @@ def _scopes(found: Results) -> Markup:
     ]
     headings = ["scope", "pattern", "blocks", "kept", "what is left"]
     return table("Scopes: what is left of each", headings, rows, numbers=headings[2:]) if rows else Markup()
+
+
+def _families(found: Results) -> list[Markup]:
+    rows = [
+        [
+            row["name"],
+            count_cell(row["units"], f"families.{i}.units"),
+            count_cell(row["left"], f"families.{i}.left"),
+            bar_cell(row["left"] / row["units"]),
+        ]
+        for i, row in enumerate(found.get("families", []))
+        if row["units"]
+    ]
+    if not rows:
+        return []
+    text = "Units of the traced model that can be removed with all that reads them; export=compact leaves zero ones out."
+    headings = ["family", "units", "left", "what is left"]
+    return [note(text), table("Families: what is left of each", headings, rows, numbers=headings[1:])]
 
 
 def _parameters(found: Results) -> Markup:

@@ -50,6 +50,11 @@ def number_cell(value: float | None, key: str) -> Markup:
     return element("td", number_text(value), class_="number", data_key=key)
 
 
+def count_cell(value: int, key: str) -> Markup:
+    """Return a cell with a whole number of results.json, at the place `key` there."""
+    return element("td", f"{value:,}", class_="number", data_key=key)
+
+
 def bar_cell(fraction: float) -> Markup:
     """Return a cell with a bar from 0 to 1 and its percentage."""
     width = round(100 * min(1.0, max(0.0, fraction)), 2)
