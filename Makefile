@@ -49,7 +49,7 @@ bench-peers: $(PEERS_STAMP) ## Measure beside other libraries, add to docs/resul
 	PYTHONPATH=.:benchmarks $(PEERS)/bin/python benchmarks/peers/run.py $(PEERS_ARGS)
 
 bench-pages: $(STAMP) ## Make the pages of docs/results from its measurements
-	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/peers/pages.py $(PAGES_ARGS)
+	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/peers/pages.py --readme README.md
 
 clean: ## Remove caches and build products, but not .venv
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

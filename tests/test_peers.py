@@ -17,9 +17,12 @@ sys.path[:0] = [str(FOLDER / "peers"), str(FOLDER)]
 from catalog import MODULES  # noqa: E402
 from mask_loop import MaskLoop  # noqa: E402
 from ours import Ours, OursMagnitude  # noqa: E402
-from page import Table  # noqa: E402
+from page import Plot, Table  # noqa: E402
+from pages import BEGIN, END, block, pages  # noqa: E402
 from peer import Peer  # noqa: E402
 from plan import Plan  # noqa: E402
+from quality_page import Found, verdict  # noqa: E402
+from results import Measurement, Results, facts  # noqa: E402
 from stack import Stack, check  # noqa: E402
 from torch_ao import TorchAO  # noqa: E402
 
@@ -71,3 +74,80 @@ def test_every_library_has_a_module_of_its_own():
 
 def test_a_table_is_markdown():
     assert Table("t", ["a", "b"], [["1", "2"]]).markdown() == "### t\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n"
+
+
+ROOT = FOLDER.parent
+RUN = {"machine": "a machine", "python": "3.11", "versions": {"torch": "2"}, "absent": {"other": "why"}}
+
+
+def measured(library: str, seed: int, accuracy: float, sparsity: float = 0.95) -> Measurement:
+    case = {"task": "MLP on Fashion-MNIST", "pattern": "4×4", "sparsity": sparsity, "steps": 300}
+    return Measurement("quality", {**case, "library": library, "seed": seed}, lambda: {"accuracy": accuracy})
+
+
+def test_a_run_that_was_cut_measures_what_is_missing_and_what_failed(tmp_path):
+    def fail() -> dict[str, float]:
+        raise RuntimeError("cut")
+
+    due = [measured("a", seed, 80.0 + seed) for seed in range(3)]
+    results = Results(tmp_path / "measurements.jsonl")
+    results.add(due[0], facts(1))
+    results.add(Measurement("quality", due[1].case, fail), facts(1))
+    again = Results(tmp_path / "measurements.jsonl")
+    assert [one.case["seed"] for one in again.missing(due)] == [1, 2]
+    assert [record.values for record in again.failed("quality")] == [{"error": "RuntimeError('cut')"}]
+    for one in list(again.missing(due)):
+        again.add(one, facts(1))
+    assert not list(Results(tmp_path / "measurements.jsonl").missing(due))
+    assert not again.failed("quality"), "the last measurement of a case counts"
+
+
+def test_a_page_says_how_many_seeds_there_are_and_who_is_ahead(tmp_path):
+    results = Results(tmp_path / "measurements.jsonl")
+    results.start(RUN)
+    for library, values in {"sparse_lightning, defaults": (83.0, 83.2), "mask loop by hand": (81.0, 81.4)}.items():
+        for seed, accuracy in enumerate(values):
+            results.add(measured(library, seed, accuracy), facts(1))
+    index, quality = pages(results)
+    for page in (index, quality):
+        page.write(tmp_path)
+    row = "| 4×4, MLP on Fashion-MNIST | 95 % | – | 83.1 | 81.2 (mask loop by hand) | +1.9, **ahead** | 2 |"
+    assert row in (tmp_path / "README.md").read_text("utf-8")
+    assert row in block(results)
+    text = (tmp_path / "quality.md").read_text("utf-8")
+    assert "**Incomplete**: 2 of 5 seeds at most" in text
+    assert "| sparse_lightning, defaults | 95 % | 83.1 | 0.2 | 2 |" in text
+
+
+def test_a_difference_within_the_spread_is_not_called_one():
+    assert verdict(Found([80.0, 82.0]), Found([81.0, 82.5])) == "-0.8, within the spread of 2.0"
+    assert verdict(Found([80.0, 80.5]), Found([82.0, 82.5])) == "-2.0, **behind**"
+    assert verdict(Found([80.0]), Found([82.0])) == "-2.0, one seed only"
+
+
+def test_plots_have_no_ground_of_their_own(tmp_path):
+    lines = {"sparse_lightning": [(1.0, 2.0, 1.5, 2.5), (2.0, 3.0, 3.0, 3.0)]}
+    assert Plot("p", "t", "x", "y", lines).write(tmp_path) == "![t: y over x](p.svg)\n"
+    text = (tmp_path / "p.svg").read_text("utf-8")
+    assert "#ffffff" not in text
+    assert "<dc:date>" not in text
+
+
+def test_the_pages_in_docs_are_made_of_their_measurements(tmp_path):
+    folder = ROOT / "docs" / "results"
+    made = pages(Results(folder / "measurements.jsonl"))
+    for page in made:
+        page.write(tmp_path)
+        assert (tmp_path / f"{page.name}.md").read_text("utf-8") == (folder / f"{page.name}.md").read_text("utf-8")
+        assert all((folder / f"{plot.file}.svg").is_file() for plot in page.plots)
+    assert "/tmp" not in (folder / "measurements.jsonl").read_text("utf-8")
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results():
+    text = (ROOT / "README.md").read_text("utf-8")
+    shown = text.partition(BEGIN)[2].partition(END)[0]
+    whole = (ROOT / "docs" / "results" / "README.md").read_text("utf-8")
+    rows = [line for line in shown.splitlines() if line.startswith("|")]
+    assert len(rows) > 4
+    assert all(row in whole.splitlines() for row in rows)
+    assert (ROOT / shown.partition("](")[2].partition(")")[0]).is_file()

@@ -52,8 +52,8 @@ class Ours(Peer):
         return torch.initial_seed() % 2**31
 
     def before_step(self, step: int) -> None:
-        """Update where it is due, and mask the gradients."""
-        self.sparsifier.before_step()
+        """Update where it is due; gradients are not clipped here, so they need no mask."""
+        self.sparsifier.update()
 
     def finish(self) -> nn.Module:
         """Detach; the model was never wrapped."""

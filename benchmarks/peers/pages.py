@@ -23,6 +23,21 @@ QUESTIONS = {
     "speed": "How fast the result is: accuracy over measured time",
     "growth": "How the cost grows: against weights, tensors and blocks",
 }
+MLP, RESNET = "MLP on Fashion-MNIST", "ResNet on Fashion-MNIST"
+SHOWN = {
+    (f"1×1, {MLP}", "95 %"),
+    (f"4×4, {MLP}", "95 %"),
+    (f"8×8, {MLP}", "95 %"),
+    (f"2:4, {MLP}", "50 %"),
+    (f"neurons, {MLP}", "75 %"),
+    (f"neurons, {MLP}", "90 %"),
+    (f"1×1, {RESNET}", "90 %"),
+    (f"filters, {RESNET}", "75 %"),
+}
+"""The rows that the README of the repository shows."""
+PLOT = "quality_4x4_mlp_on_fashion-mnist"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
 SEEDS = 5
 """Of a complete comparison of accuracies."""
 
@@ -38,11 +53,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=FILE)
     parser.add_argument("--output", type=Path, help="the folder of the pages; default: that of the measurements")
+    parser.add_argument("--readme", type=Path, help="a file in which the text between two comments is replaced")
     chosen = parser.parse_args()
     folder = chosen.output or chosen.results.parent
     folder.mkdir(parents=True, exist_ok=True)
-    for page in pages(Results(chosen.results)):
+    results = Results(chosen.results)
+    for page in pages(results):
         page.write(folder)
+    if chosen.readme is not None:
+        chosen.readme.write_text(with_block(chosen.readme.read_text("utf-8"), block(results)), "utf-8")
+
+
+def block(results: Results) -> str:
+    """The table and the plot that the README of the repository shows."""
+    whole = verdicts(results.of("quality"))
+    rows = [row for row in whole.rows if (row[0], row[1]) in SHOWN]
+    plot = f"![Accuracy over sparsity beside other libraries](docs/results/{PLOT}.svg)"
+    table = Table(whole.title, whole.headings, rows).markdown().partition("\n\n")[2]
+    return f"{BEGIN}\n\n{plot}\n\n{table}\n{END}"
+
+
+def with_block(text: str, made: str) -> str:
+    """Replace what is between the two comments."""
+    before, _, rest = text.partition(BEGIN)
+    return before + made + rest.partition(END)[2]
 
 
 def pages(results: Results) -> list[Page]:

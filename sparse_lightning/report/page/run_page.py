@@ -138,7 +138,7 @@ def _families(found: Results) -> list[Markup]:
     ]
     if not rows:
         return []
-    text = "Units of the traced model that can be removed with all that reads them; export=compact leaves zero ones out."
+    text = "Units of the traced model that can be removed with all that reads them; export=compact drops zero ones."
     headings = ["family", "units", "left", "what is left"]
     return [note(text), table("Families: what is left of each", headings, rows, numbers=headings[1:])]
 
