@@ -67,7 +67,7 @@ def mixtral():
 
 def qwen():
     """Return one with an expert that all tokens share."""
-    inner = {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 20, "num_experts": 4}
+    inner = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 20, "num_experts": 4}
     return Qwen2MoeForCausalLM(Qwen2MoeConfig(**SIZES, **HEADS, **inner))
 
 

@@ -109,6 +109,19 @@ def test_refit_leaves_a_third_of_the_output_error_of_an_mlp_or_less():
     check_errors(errors(trained_mlp(), NEURONS, seen, held_back))
 
 
+@pytest.mark.parametrize("criterion", [Magnitude(), Wanda()], ids=lambda c: type(c).__name__)
+def test_refit_is_the_best_that_kept_units_allow(criterion):
+    """Narrow layers lose more: at 64 units, weights that are fitted to the held-back data itself are hardly better."""
+    model, held_back = trained_mlp(64), torch.randn(2000, 16)
+    pruned = copy.deepcopy(model)
+    [mask] = prune(pruned, NEURONS, 0.5, list(torch.randn(16, 256, 16)), criterion, Refit(), progress=False).values()
+    with torch.no_grad():
+        wanted, hidden = model(held_back), model[:2](held_back)[:, ~mask.flatten()]
+        ones = torch.cat([hidden, torch.ones(len(hidden), 1)], 1)
+        best = (ones @ torch.linalg.lstsq(ones, wanted).solution - wanted).norm()
+        assert (pruned(held_back) - wanted).norm() <= 1.05 * best
+
+
 def test_refit_leaves_a_third_of_the_output_error_of_a_gpt_or_less():
     model, tokens = trained_gpt()
     neurons = [Neurons("blocks.*.mlp.up", "blocks.*.mlp.down")]
