@@ -4,7 +4,8 @@
 
 FOLDER holds a BERT-like encoder with its tokenizer, as Hugging Face saves them, such as all-MiniLM-L6-v2. FILE has a
 label, a tab and a text in each line. A classifier is fine-tuned dense; then it is pruned with and without `Refit`, and
-fine-tuned with the masks held. Pruned units are checked to be zero before anything is reported.
+fine-tuned with the masks held, at a rate that is usual for a trained model. Rates rise for a tenth of the steps, then
+decay to zero. Pruned units are checked to be zero before anything is reported.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ import sparse_lightning as sl
 from sparse_lightning.data import LabelledText
 from sparse_lightning.models import TextClassifier
 
-LABELS, EACH, TEST, TOKENS, BATCH = 10, 300, 60, 24, 16
-DENSE_STEPS, SPARSE_STEPS, EVERY, SEEN = 120, 40, 5, 16
+LABELS, EACH, TEST, TOKENS, BATCH = 10, 300, 100, 24, 16
+DENSE_STEPS, SPARSE_STEPS, EVERY, SEEN = 120, 40, 10, 16
+DENSE_RATES, SPARSE_RATES = (5e-5, 5e-3), (2e-5, 2e-5)
+"""Learning rates of the encoder and of the head, whose weights are random at first."""
+
 LAYER, ONE = "encoder.encoder.layer.*", r"encoder\.encoder\.layer\.(\d+)"
 PATTERNS = [
     sl.Heads(
@@ -50,6 +54,9 @@ class Texts:
         return cls(*(part.tensors for part in LabelledText(str(file), str(encoder), **each).sets()))
 
 
+Masks = dict[str, Tensor]
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, texts: Texts) -> tuple[float, float]:
     """Return the accuracy in percent and the loss on the test texts."""
@@ -61,31 +68,32 @@ def evaluate(model: nn.Module, texts: Texts) -> tuple[float, float]:
     return 100 * float((found.argmax(1) == labels).double().mean()), float(cross_entropy(found, labels))
 
 
-def train(model: TextClassifier, texts: Texts, steps: int, seed: int, masks: dict[str, Tensor] | None) -> list[float]:
-    """Fine-tune a model, with masks held if there are some; return the test loss every few steps.
-
-    The learning rate decays to zero.
-    """
+def train(
+    model: TextClassifier, texts: Texts, steps: int, seed: int, rates: tuple[float, float], masks: Masks | None = None
+) -> list[float]:
+    """Fine-tune a model; with masks, hold them and return the test loss before training and every few steps."""
     draw, (ids, labels) = torch.Generator().manual_seed(seed), texts.train
-    groups = [{"params": model.encoder.parameters(), "lr": 5e-5}, {"params": model.head.parameters(), "lr": 5e-3}]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
-    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+    parts = zip((model.encoder, model.head), rates, strict=True)
+    optimizer = torch.optim.AdamW([{"params": part.parameters(), "lr": lr} for part, lr in parts], weight_decay=0.01)
+    warm = steps // 10
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min((i + 1) / warm, (steps - i) / (steps - warm)))
     sparsifier = None if masks is None else sl.Sparsifier(PATTERNS, sl.Constant(0.5), sl.Magnitude(), masks=masks)
     if sparsifier is not None:
         sparsifier.attach(model, optimizer)
     losses = []
     for step in range(steps):
+        if masks is not None and step % EVERY == 0:
+            losses.append(evaluate(model, texts)[1])
         model.train()
         batch = torch.randint(len(ids), (BATCH,), generator=draw)
         optimizer.zero_grad()
         cross_entropy(model(ids[batch]), labels[batch]).backward()
         optimizer.step()
         decay.step()
-        if masks is not None and (step + 1) % EVERY == 0:
-            losses.append(evaluate(model, texts)[1])
     if sparsifier is not None:
         assert abs(sparsifier.sparsity() - 0.5) < 1e-9, "pruned units are not zero"
         sparsifier.detach()
+        losses.append(evaluate(model, texts)[1])
     return losses
 
 
@@ -93,7 +101,7 @@ def study(texts: Texts, encoder: Path, seed: int) -> dict[str, object]:
     """Return accuracies and losses of one seed."""
     torch.manual_seed(seed)
     dense = TextClassifier(path=str(encoder), classes=LABELS)
-    train(dense, texts, DENSE_STEPS, seed, None)
+    train(dense, texts, DENSE_STEPS, seed, DENSE_RATES)
     found: dict[str, object] = {"dense": evaluate(dense, texts)}
     order = torch.randperm(len(texts.train[0]), generator=torch.Generator().manual_seed(seed))
     seen = [texts.train[0][part] for part in order[: SEEN * BATCH].split(BATCH)]
@@ -102,7 +110,7 @@ def study(texts: Texts, encoder: Path, seed: int) -> dict[str, object]:
         options = {"step": nn.Module.__call__, "progress": False}
         masks = sl.prune(model, PATTERNS, 0.5, seen, sl.Wanda(), compensation, **options)
         found[name] = evaluate(model, texts)
-        losses = train(model, texts, SPARSE_STEPS, seed, masks)
+        losses = train(model, texts, SPARSE_STEPS, seed + 100, SPARSE_RATES, masks)
         found[f"{name}, tuned"], found[f"{name}, losses"] = evaluate(model, texts), losses
     return found
 
@@ -120,7 +128,7 @@ def main() -> None:
         rows = [name for name in found if not name.endswith("losses")]
         print(f"seed {seed}: " + "; ".join(f"{n} {found[n][0]:.1f} % ({found[n][1]:.3f})" for n in rows))
         goal = found["pruned, losses"][-1]
-        reached = next((i + 1 for i, loss in enumerate(found["Refit, losses"]) if loss <= goal), None)
+        reached = next((i for i, loss in enumerate(found["Refit, losses"]) if loss <= goal), None)
         steps = "never" if reached is None else f"after {reached * EVERY}"
         print(f"  without Refit, a loss of {goal:.3f} after {SPARSE_STEPS} steps; with it {steps}", flush=True)
 

@@ -59,4 +59,4 @@ def test_refit_keeps_most_of_what_one_call_would_lose(study):
     assert refitted[0] > pruned[0] + 3, "the accuracy right after pruning"
     assert found["Refit, tuned"][0] > pruned[0] + 3, "the accuracy after fine-tuning with the masks held"
     losses, goal = found["Refit, losses"], found["pruned, losses"][-1]
-    assert min(losses[: len(losses) // 2]) <= goal, "half of the steps are not enough"
+    assert min(losses[: len(losses) // 2 + 1]) <= goal, "half of the steps are not enough"
