@@ -33,10 +33,13 @@ from sparse_lightning import (
     Uniform,
     View,
 )
-from sparse_lightning.blocks import scope_stack
+from sparse_lightning.blocks import alike_blocks, scope_stack
 from sparse_lightning.blocks.scope_stack import stacks
 from sparse_lightning.criteria import EMA, Fisher, Magnitude, Movement, Random, Taylor
 from sparse_lightning.flow import Scorer, Sources
+from sparse_lightning.kernels.block_score import native
+
+needs_compiler = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler on x86 Linux")
 
 
 @st.composite
@@ -61,10 +64,10 @@ def alike(draw):
     return [make() for _ in range(draw(st.integers(1, 4)))]
 
 
-def scores_of(criterion, scopes, monkeypatch, small):
-    """The scores of scopes, stacked if they have at most this many weights."""
+def scores_of(criterion, scopes, monkeypatch, small, lowering=None):
+    """The scores of scopes, stacked if they have at most this many blocks."""
     monkeypatch.setattr(scope_stack, "SMALL", small)
-    scorer = Scorer(criterion)
+    scorer = Scorer(criterion, lowering=lowering)
     for i, scope in enumerate(scopes):
         scorer.attach(str(i), scope)
     for _ in range(2):
@@ -81,6 +84,31 @@ def test_scores_of_a_stack_are_those_of_each_parameter(first, second, criterion)
         apart = scores_of(criterion, scopes, patch, 0)
     for a, b in zip(together, apart, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("small", "together"), [(0, 1 << 20), (1 << 16, 100)])
+def test_copies_of_parameters_are_bounded_and_large_ones_are_not_copied(small, together, monkeypatch):
+    scopes = [ScopeSpec(BlockSpec(nn.Parameter(torch.randn(8, 6)), (2, 3))) for _ in range(7)]
+    apart = scores_of(Magnitude(), scopes, monkeypatch, 0)
+    monkeypatch.setattr(alike_blocks, "SMALL", small)
+    monkeypatch.setattr(alike_blocks, "TOGETHER", together)
+    copied = []
+    stack = torch.stack
+    monkeypatch.setattr(torch, "stack", lambda tensors, **rest: copied.append(len(tensors)) or stack(tensors, **rest))
+    found = scores_of(Magnitude(), scopes, monkeypatch, 1 << 16)
+    assert all(map(torch.equal, found, apart))
+    assert [n for n in copied if n > 1] == ([] if small == 0 else [2, 2, 2] * 2)
+
+
+@needs_compiler
+@settings(max_examples=20)
+@given(alike(), alike(), st.sampled_from([Magnitude(p=2), Taylor()]))
+def test_the_native_kernel_reads_parameters_that_lie_alike_where_they_are(first, second, criterion):
+    scopes = [scope for pair in zip(first, second, strict=False) for scope in pair]
+    with pytest.MonkeyPatch.context() as patch:
+        together = scores_of(criterion, scopes, patch, 1 << 16, "native")
+        apart = scores_of(criterion, scopes, patch, 0, "native")
+    assert all(map(torch.equal, together, apart))
 
 
 @settings(max_examples=60)
@@ -115,8 +143,8 @@ def test_only_what_lies_alike_is_stacked():
     assert sorted(len(stack.scopes) for stack in found) == [1, 1, 1, 1, 2, 3]
 
 
-def test_a_stack_holds_no_more_weights_than_stay_in_a_cache(monkeypatch):
-    monkeypatch.setattr(scope_stack, "TOGETHER", 100)
+def test_a_stack_has_a_bounded_number_of_blocks(monkeypatch):
+    monkeypatch.setattr(scope_stack, "TOGETHER", 25)
     found = stacks(ScopeSpec(BlockSpec(torch.ones(4, 8), (2, 2))) for _ in range(7))
     assert [len(stack.scopes) for stack in found] == [3, 3, 1]
 

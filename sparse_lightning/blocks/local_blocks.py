@@ -80,9 +80,11 @@ class LocalBlocks:
     def fold_into(self, grids: Sequence[Tensor], stage: Stage, run: Fold) -> None:
         """Run a stage and combine the results into existing grids, one for each of its folds."""
         for region in self.regions:
-            windows = [layout.on(tensor) for layout, tensor in zip(region.windows, self.tensors, strict=True)]
-            for grid, value, (_, kind) in zip(grids, run(stage, windows), stage.folds, strict=True):
-                reference.combine_(kind, grid[_slices(region)], _to_grid(region, value))
+            combine_into(grids, region, run(stage, self.windows(region)), stage)
+
+    def windows(self, region: BlockRegion) -> list[Tensor]:
+        """Return the elements of a region in each of the tensors."""
+        return [layout.on(tensor) for layout, tensor in zip(region.windows, self.tensors, strict=True)]
 
     def count_above(self, eps: float) -> Tensor:
         """Return the number of local elements with a magnitude above `eps`, or that are NaN, on their device."""
@@ -125,7 +127,7 @@ class LocalBlocks:
         for region in self.regions:
             here = _from_grid(region, grid.detach().to(self.tensors[0].device)[_slices(region)])
             if here.any():
-                windows = [layout.on(tensor) for layout, tensor in zip(region.windows, self.tensors, strict=True)]
+                windows = self.windows(region)
                 yield block_apply.reference.spread(here).expand(windows[0].shape), windows
 
     def scale_(self, multiplier: Tensor) -> None:
@@ -141,6 +143,20 @@ class LocalBlocks:
         grid = grid.detach().to(self.tensors[0].device)
         for region in self.regions:
             yield region.windows[0].on(self.tensors[0]), _from_grid(region, grid[_slices(region)])
+
+
+def combine_into(grids: Sequence[Tensor], region: BlockRegion, values: Sequence[Tensor], stage: Stage) -> None:
+    """Combine what a stage returned for the windows of a region into grids, one for each of its folds.
+
+    Args:
+        grids: of all blocks; further dimensions may come first.
+        region: where the values belong.
+        values: in the order of the windows, after the same further dimensions.
+        stage: with the kind of each fold.
+    """
+    for grid, value, (_, kind) in zip(grids, values, stage.folds, strict=True):
+        before = [slice(None)] * (grid.ndim - len(region.grid))
+        reference.combine_(kind, grid[(*before, *_slices(region))], _to_grid(region, value))
 
 
 def check_writable(view: Layout) -> None:
@@ -161,7 +177,9 @@ def _from_grid(region: BlockRegion, values: Tensor) -> Tensor:
 
 
 def _to_grid(region: BlockRegion, values: Tensor) -> Tensor:
-    """Permute values from the order of the windows of a region to the order of the grid."""
+    """Permute values from the order of the windows of a region to the order of the grid, after further dimensions."""
     sizes = [hi - lo for lo, hi in region.grid]
-    values = values.reshape(permuted(sizes, region.order)).permute(inverse(region.order))
-    return values.flip(region.flipped) if region.flipped else values
+    before = values.ndim - len(region.counts)
+    order = (*range(before), *(d + before for d in inverse(region.order)))
+    values = values.reshape(*values.shape[:before], *permuted(sizes, region.order)).permute(order)
+    return values.flip([d + before for d in region.flipped]) if region.flipped else values

@@ -16,10 +16,10 @@ from sparse_lightning.layout import Layout
 from sparse_lightning.layout.permutation import inverse
 
 SMALL = 1 << 16
-"""The most weights of a scope that is stacked: in larger ones, the time of an operation is that of its weights."""
+"""The most blocks of a scope that is stacked: in larger ones, the time of an operation is that of its blocks."""
 
 TOGETHER = 1 << 20
-"""The most weights of a stack: their copy stays in a cache."""
+"""The most blocks of a stack, which bounds the memory of one operation."""
 
 
 class ScopeStack(SparseScope):
@@ -89,18 +89,12 @@ class ScopeStack(SparseScope):
         return f"ScopeStack({len(self.scopes)} × {self.scopes[0]})"
 
 
-def stacks(scopes: Iterable[SparseScope], together: int | None = None) -> list[ScopeStack]:
-    """Return all scopes in stacks, those that lie alike together; large ones are stacks of one.
-
-    Args:
-        scopes: the scopes.
-        together: the most weights of a stack; None for as many as can be copied within a cache.
-    """
-    room = TOGETHER if together is None else together
+def stacks(scopes: Iterable[SparseScope]) -> list[ScopeStack]:
+    """Return all scopes in stacks, those that lie alike together; those of many blocks are stacks of one."""
     groups: dict[Hashable, list[list[SparseScope]]] = {}
     for i, scope in enumerate(scopes):
-        weights = scope.numel()
-        key, most = (_likeness(scope), room // max(1, weights)) if weights <= SMALL else (i, 1)
+        blocks = scope.numblk()
+        key, most = (_likeness(scope), TOGETHER // max(1, blocks)) if blocks <= SMALL else (i, 1)
         found = groups.setdefault(key, [[]])
         if len(found[-1]) == most:
             found.append([])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -173,8 +172,7 @@ class MaskBuffer:
 def masked_stacks(scopes: Sequence[MaskedScope], together: bool) -> list[MaskedStack]:
     """Return all scopes in stacks, those that lie alike together if a method may decide on them in one call."""
     apart = [scope for scope in scopes if not (together and scope.is_scored)]
-    # Only grids are stacked here, not weights.
-    alike = stacks([scope.scope for scope in scopes if together and scope.is_scored], together=sys.maxsize)
+    alike = stacks(scope.scope for scope in scopes if together and scope.is_scored)
     owner = {id(scope.scope): scope for scope in scopes}
     groups = [[scope] for scope in apart] + [[owner[id(scope)] for scope in stack.scopes] for stack in alike]
     return [MaskedStack(group) for group in groups]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse_lightning.blocks.alike_blocks import AlikeBlocks, CopyRoom
+from sparse_lightning.blocks.local_blocks import Fold
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.scope_stack import ScopeStack
-from sparse_lightning.blocks.shards import Part, complete, held, local_like
+from sparse_lightning.blocks.shards import Part, complete
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.errors import CheckpointError, FlowError, did_you_mean
@@ -101,7 +103,7 @@ class Scorer:
             for field in self._fields.values():
                 field.reserve(self.table, pages)
         self._blocks |= named
-        self.__dict__.pop("_ragged", None)
+        self._forget_layout()
 
     def detach(self, name: str) -> None:
         """Remove a scope and its state."""
@@ -110,7 +112,11 @@ class Scorer:
         for owner in self._scopes.pop(name).named_blocks(name):
             self.table.free(owner)
             del self._blocks[owner]
-        self.__dict__.pop("_ragged", None)
+        self._forget_layout()
+
+    def _forget_layout(self) -> None:
+        for name in ("_ragged", "_run"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def _ragged(self) -> RaggedBlocks:
@@ -166,9 +172,9 @@ class Scorer:
             return []
         groups = [group for stack in self._ragged.stacks for group in _alike_specs(stack)]
         parts: list[Part] = []
-        copies: dict[int, Tensor] = {}
+        room = CopyRoom()
         for specs, grids in zip(groups, self._room(groups), strict=True):
-            self._fold_here(grids, specs, sources, copies)
+            self._fold_here(grids, specs, sources, room)
             parts += [(grid, kind, specs[0].param) for grid, kind in zip(grids, kinds, strict=True)]
         whole = iter(complete(parts))
         gathered = [self._gather(stack, whole) for stack in self._ragged.stacks]
@@ -183,23 +189,11 @@ class Scorer:
         for specs, *grids in zip(groups, *(torch.split(row, sizes) for row in rows), strict=True):
             yield [grid.view(len(specs), *specs[0].grid_shape) for grid in grids]
 
-    def _fold_here(
-        self, grids: Sequence[Tensor], specs: Sequence[BlockSpec], sources: Sources, copies: dict[int, Tensor]
-    ) -> None:
-        """Run the stage on the weights of this process: on copies of those of several small parameters at once.
-
-        The copies of a run use the same memory, one after the other: new memory costs more than the copy.
-        """
+    def _fold_here(self, grids: Sequence[Tensor], specs: Sequence[BlockSpec], sources: Sources, room: CopyRoom) -> None:
+        """Run the stage on the weights of this process, those of alike specs in one call."""
         names, owners = self.program.elements[1:], self._ragged.owners
         others = [[sources.element(name, spec.param, owners[spec]) for spec in specs] for name in names]
-        if len(specs) == 1:
-            part, grids = specs[0].part(None, [other for [other] in others]), [grid[0] for grid in grids]
-        else:
-            locals_ = [[held(spec.param) for spec in specs]]
-            locals_ += [[local_like(t, spec.param) for t, spec in zip(ts, specs, strict=True)] for ts in others]
-            weights, *beside = [_stacked(tensors, copies, i) for i, tensors in enumerate(locals_)]
-            part = specs[0].stacked_part(weights, beside)
-        part.fold_into(grids, self.program.stage, self._run())
+        AlikeBlocks(specs, others).fold_into(grids, self.program.stage, self._run, room)
 
     def _gather(self, stack: ScopeStack, grids: Iterator[Tensor]) -> list[Tensor]:
         """Combine the next grids over the specs of each block, and gather the blocks by scope: one tensor per fold."""
@@ -215,7 +209,9 @@ class Scorer:
             columns.append(total)
         return [stack.gather_stacked(fold) for fold in zip(*columns, strict=True)]
 
-    def _run(self) -> Callable[..., list[Tensor]]:
+    @cached_property
+    def _run(self) -> Fold:
+        """The lowering of the stage."""
         return block_score.choose(self._device, self._ragged.elements, self.lowering)
 
     def _ragged_inputs(self, sources: Sources) -> dict[str, Tensor]:
@@ -279,15 +275,6 @@ class Scorer:
                 whole = entries.to(self._device).expand(owners[owner], *field.state.inner)
                 field.save(self.table.places(owner), whole)
         self.runs = int(state["runs"])
-
-
-def _stacked(tensors: Sequence[Tensor], copies: dict[int, Tensor], place: int) -> Tensor:
-    """Stack tensors of one shape and dtype in the memory of earlier copies at this place, if it is large enough."""
-    first, size = tensors[0], sum(tensor.numel() for tensor in tensors)
-    room = copies.get(place)
-    if room is None or room.numel() < size or (room.dtype, room.device) != (first.dtype, first.device):
-        room = copies[place] = torch.empty(size, dtype=first.dtype, device=first.device)
-    return torch.stack(list(tensors), out=room[:size].view(len(tensors), *first.shape))
 
 
 def _alike_specs(stack: ScopeStack) -> Iterator[list[BlockSpec]]:

@@ -27,6 +27,15 @@ LOWERINGS: dict[str, Callable[[Stage, Sequence[Tensor]], list[Tensor]]] = {
     "triton": fold_in_triton,
 }
 
+FoldMany = Callable[[Stage, Sequence[Tensor], Sequence[Sequence[Tensor]]], list[Tensor] | None]
+"""Runs a stage on the windows of several tensors that lie alike; see `native.fold_many`."""
+
+
+def fold_many(fold: Callable[[Stage, Sequence[Tensor]], list[Tensor]]) -> FoldMany | None:
+    """Return how a lowering reads several tensors where they are, in one call; None if it can't."""
+    return native.fold_many if fold is native.fold else None
+
+
 PAYS = 1 << 22
 """From this many weights on, compilation (seconds, once) pays off over a training run."""
 

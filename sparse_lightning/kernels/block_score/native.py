@@ -79,8 +79,9 @@ static inline T lowest(T a, T b) {{ return a < b || a != a ? a : b; }}
 
 // pairs: blocks and elements of each pair of dimensions, outermost first. strides: for each input those of the blocks
 // and of the elements of each pair but the last, in bytes. A row is the last pair, contiguous in all inputs.
-extern "C" void fold(int64_t count, const int64_t* pairs, const int64_t* strides, const char* const* inputs,
-                     T* const* grids, int threads) {{
+// inputs: the addresses of the windows, for each of the tensors that lie alike. Their grids follow each other.
+extern "C" void fold(int64_t tensors, int64_t count, const int64_t* pairs, const int64_t* strides,
+                     const char* const* inputs, T* const* grids, int threads) {{
     const int64_t outer = count - 1, last = pairs[2 * outer], length = pairs[2 * outer + 1];
     const int64_t together = std::max<int64_t>(1, 4096 / length), chunks = (last + together - 1) / together;
     int64_t blocks = 1, elements = 1;
@@ -89,13 +90,13 @@ extern "C" void fold(int64_t count, const int64_t* pairs, const int64_t* strides
     {{
         std::vector<T> room({folds} * std::min(together, last) * length);
 #pragma omp for schedule(static)
-        for (int64_t item = 0; item < blocks * chunks; item++) {{
+        for (int64_t item = 0; item < tensors * blocks * chunks; item++) {{
             const int64_t begin = item % chunks * together, number = std::min(together, last - begin);
             const int64_t width = number * length;
             const char* at[{inputs}];
             for (int i = 0; i < {inputs}; i++) {{
-                int64_t rest = item / chunks;
-                at[i] = inputs[i];
+                int64_t rest = item / chunks % blocks;
+                at[i] = inputs[item / chunks / blocks * {inputs} + i];
                 for (int64_t d = outer - 1; d >= 0; d--) {{
                     at[i] += rest % pairs[2 * d] * strides[2 * (i * outer + d)];
                     rest /= pairs[2 * d];
@@ -145,23 +146,47 @@ def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
 
     The last two dimensions must be contiguous in all windows. What the kernel does not take is compiled.
     """
-    built = None if has_dispatch_mode() or not _takes(windows) else _built(stage, tuple(w.dtype for w in windows))
+    grids = fold_many(stage, windows, [[window] for window in windows])
+    return compiled.fold(stage, windows) if grids is None else [grid[0] for grid in grids]
+
+
+def fold_many(stage: Stage, windows: Sequence[Tensor], tensors: Sequence[Sequence[Tensor]]) -> list[Tensor] | None:
+    """Run a stage on several tensors that lie alike, where they are: each fold returns grids `(tensors, n0, n1, …)`.
+
+    Args:
+        stage: what to compute.
+        windows: of the first tensor of each input, as in `fold`.
+        tensors: for each input the tensors that hold such a window.
+
+    Returns:
+        The grids; None if the kernel does not take these windows, or the tensors differ in their strides.
+    """
+    if has_dispatch_mode() or not _takes(windows) or not all(map(_are_alike, tensors)):
+        return None
+    built = _built(stage, tuple(window.dtype for window in windows))
     if built is None:
-        return compiled.fold(stage, windows)
-    first = windows[0]
+        return None
+    first, number = windows[0], len(tensors[0])
     dtype = torch.float64 if any(window.dtype == torch.float64 for window in windows) else torch.float32
-    grids = [torch.empty(first.shape[0::2], dtype=dtype) for _ in stage.folds]
+    grids = [torch.empty((number, *first.shape[0::2]), dtype=dtype) for _ in stage.folds]
     strides = [s * window.element_size() for window in windows for s in window.stride()[:-2]]
-    threads = torch.get_num_threads() if first.numel() > SMALL else 1
+    begins = [window.data_ptr() - own[0].data_ptr() for window, own in zip(windows, tensors, strict=True)]
+    addresses = [[t.data_ptr() + begin for t in own] for own, begin in zip(tensors, begins, strict=True)]
     built(
+        ctypes.c_int64(number),
         ctypes.c_int64(first.ndim // 2),
         _integers(first.shape),
         _integers(strides),
-        _integers([window.data_ptr() for window in windows]),
+        _integers([address for own in zip(*addresses, strict=True) for address in own]),
         _integers([grid.data_ptr() for grid in grids]),
-        ctypes.c_int(threads),
+        ctypes.c_int(torch.get_num_threads() if number * first.numel() > SMALL else 1),
     )
     return grids
+
+
+def _are_alike(tensors: Sequence[Tensor]) -> bool:
+    first = tensors[0]
+    return all(t.stride() == first.stride() and t.dtype == first.dtype for t in tensors[1:])
 
 
 def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
