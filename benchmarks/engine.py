@@ -2,7 +2,7 @@
 
 An optimizer step with all that `SparsityCallback` does is compared to the dense step of the same model. Results are
 checked first. Ratios are medians over interleaved rounds of one run. Memory is the peak of a separate process, beyond
-the peak of dense steps.
+the peak of dense steps. Run with `hold`, `update`, `observe` or `memory` for a part.
 """
 
 from __future__ import annotations
@@ -209,30 +209,52 @@ def _peak(action) -> int:  # type: ignore[no-untyped-def]
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 
 
+def print_hold(sparse: Run) -> None:
+    """Print what the callback costs at every step."""
+    # Many rounds of two interleaved actions, to resolve one percent.
+    held = ratios({"dense": sparse.dense_step, "sparse": sparse.step}, base="dense", rounds=120)["sparse"]
+    print(f"with the callback   {held:6.3f} × the dense step  (at most 1.01 as the median of five runs)", flush=True)
+    print(f"time in its hook    {hook_fraction(sparse):6.2%} of the rest of the step", flush=True)
+
+
+def print_update(sparse: Run) -> None:
+    """Print what an update, and masked gradients, cost."""
+    actions = {"dense": sparse.dense_step, "clipped": sparse.clipped_step, "update": sparse.update}
+    compared = ratios(actions, base="dense", rounds=30)
+    print(f"masked gradients    {compared['clipped']:6.3f} × the dense step", flush=True)
+    print(f"an update           {compared['update']:6.3f} of a dense step  (at most 0.05)", flush=True)
+
+
+def print_observing(sparse: Run) -> None:
+    """Print what criteria with state cost that observe every step."""
+    for criterion in (Movement(), EMA(ElementwiseTaylor())):
+        name, ratio = type(criterion).__name__, observing(Run(criterion=criterion))
+        print(f"{name + ' every step':19s} {ratio:6.3f} × the dense step  (at most 1.05)", flush=True)
+
+
+def print_memory(sparse: Run) -> None:
+    """Print the memory of training, and the size of checkpoints."""
+    dense = Run(sparse=False)
+    dense.step()
+    peak, in_use = peak_fraction({"MALLOC_MMAP_THRESHOLD_": "65536"}), peak_fraction(EXACT)
+    print(f"memory              {peak:6.2%} of the weights  (at most 0.5 %)")
+    print(f"memory in use       {in_use:6.2%} of the weights, without what malloc retains")
+    print(
+        f"checkpoint          {sparse.checkpoint() / dense.checkpoint() - 1:6.2%} larger  (at most 0.5 %)", flush=True
+    )
+
+
+PARTS = {"hold": print_hold, "update": print_update, "observe": print_observing, "memory": print_memory}
+
+
 def main() -> None:
-    """Check, measure, print."""
+    """Check, measure, print: all parts, or those that are named."""
     sparse = Run()
     check(sparse)
     sparse.update()
-    # Many rounds of two interleaved actions, to resolve one percent.
-    held = ratios({"dense": sparse.dense_step, "sparse": sparse.step}, base="dense", rounds=200)["sparse"]
-    actions = {"dense": sparse.dense_step, "clipped": sparse.clipped_step, "update": sparse.update}
-    compared = ratios(actions, base="dense", rounds=40)
-    observed = {type(c).__name__: observing(Run(criterion=c)) for c in (Movement(), EMA(ElementwiseTaylor()))}
-    dense = Run(sparse=False)
-    dense.step()
-    print(f"{sparse.weights() / 1e6:.0f} MB of weights, {TOKENS} tokens, {machine()}")
-    print(f"with the callback   {held:6.3f} × the dense step  (at most 1.01 as the median of five runs)")
-    print(f"time in its hook    {hook_fraction(sparse):6.2%} of the rest of the step")
-    print(f"masked gradients    {compared['clipped']:6.3f} × the dense step")
-    for name, ratio in observed.items():
-        print(f"{name} every step{'':{max(0, 8 - len(name))}} {ratio:6.3f} × the dense step  (at most 1.05)")
-    print(f"an update           {compared['update']:6.3f} of a dense step  (at most 0.05)")
-    print(
-        f"memory              {peak_fraction({'MALLOC_MMAP_THRESHOLD_': '65536'}):6.2%} of the weights  (at most 0.5 %)"
-    )
-    print(f"memory in use       {peak_fraction(EXACT):6.2%} of the weights, without what malloc retains")
-    print(f"checkpoint          {sparse.checkpoint() / dense.checkpoint() - 1:6.2%} larger  (at most 0.5 %)")
+    print(f"{sparse.weights() / 1e6:.0f} MB of weights, {TOKENS} tokens, {machine()}", flush=True)
+    for name in sys.argv[1:] or PARTS:
+        PARTS[name](sparse)
 
 
 if __name__ == "__main__":

@@ -45,9 +45,25 @@ def parametrize(ids: Callable[[Any], str] = str, **parameters: Iterable[Any]) ->
     """
     values = {name: list(choices) for name, choices in parameters.items()}
     numbers = {name: range(len(choices)) for name, choices in values.items()}
-    quick = {tuple(case.values()) for case in pairwise(**numbers)}
+    return _marked(ids, values, {tuple(case.values()) for case in pairwise(**numbers)})
+
+
+def in_turn(ids: Callable[[Any], str] = str, **parameters: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test by the product of its parameters, of which `make test` runs a few: every value in one case.
+
+    The others are marked `exhaustive`.
+    """
+    values = {name: list(choices) for name, choices in parameters.items()}
+    longest = max(map(len, values.values()))
+    return _marked(ids, values, {tuple(i % len(choices) for choices in values.values()) for i in range(longest)})
+
+
+def _marked(
+    ids: Callable[[Any], str], values: Mapping[str, list[Any]], quick: set[tuple[int, ...]]
+) -> pytest.MarkDecorator:
+    """Parametrize a test by the product of values; all cases that are not quick are marked."""
     cases = []
-    for row in product(*numbers.values()):
+    for row in product(*(range(len(choices)) for choices in values.values())):
         chosen = [choices[i] for choices, i in zip(values.values(), row, strict=True)]
         marks = () if row in quick else (pytest.mark.exhaustive,)
         cases.append(pytest.param(*chosen, marks=marks, id="-".join(map(ids, chosen))))

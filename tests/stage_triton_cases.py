@@ -10,6 +10,7 @@ from itertools import chain, cycle
 
 import pytest
 import torch
+from pairwise import in_turn
 from poison import poison  # noqa: F401
 from triton_harness import case_device, is_interpreted
 
@@ -135,15 +136,16 @@ def test_every_stage(stage):
         check(stage, make_windows(stage, shape, rotated(LAYOUTS, i), rotated(DTYPES, i // 2)))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@in_turn(ids=lambda value: getattr(value, "__name__", str(value)), layout=LAYOUTS, dtype=DTYPES)
 def test_every_layout_and_dtype(layout, dtype):
     for shape in SHAPES:
         check(STAGES["taylor"], make_windows(STAGES["taylor"], shape, [layout, contiguous], [dtype]))
 
 
-@pytest.mark.parametrize("name", ["several folds", "bounds", "where", "comparisons", "sum"])
-@pytest.mark.parametrize("odd", [[math.nan], [math.inf, -math.inf, -0.0], [math.nan, math.inf]], ids=str)
+@in_turn(
+    name=["several folds", "bounds", "where", "comparisons", "sum"],
+    odd=[[math.nan], [math.inf, -math.inf, -0.0], [math.nan, math.inf]],
+)
 def test_odd_numbers(name, odd):
     """NaN reaches the largest, the smallest and the sum, as in torch."""
     for shape in [(3, 63), (2, 9, 3, 21), (2, 3, 1, 5, 3, 7)]:

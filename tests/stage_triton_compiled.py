@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pairwise import in_turn
 from stage_triton_cases import STAGES
 from triton_harness import ARCHITECTURES, compiled_for, loads, spills, wide_loads
 
 from sparse_lightning.kernels.block_score import triton
-
-each_arch = pytest.mark.parametrize("arch", ARCHITECTURES)
 
 
 def compile_on(stage, arch, block, dtype, size=768):
@@ -26,9 +25,7 @@ def compile_on(stage, arch, block, dtype, size=768):
     return kernel
 
 
-@each_arch
-@pytest.mark.parametrize("name", ["taylor", "magnitude"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@in_turn(arch=ARCHITECTURES, name=["taylor", "magnitude"], dtype=[torch.float32, torch.bfloat16])
 def test_square_blocks(arch, name, dtype):
     kernel = compile_on(STAGES[name], arch, (32, 32), dtype)
     assert wide_loads(kernel) == loads(kernel) > 0, "all loads are 128 bits wide"

@@ -35,8 +35,9 @@ from sparse_lightning import (
 )
 from sparse_lightning.blocks import alike_blocks, scope_stack
 from sparse_lightning.blocks.scope_stack import stacks
-from sparse_lightning.criteria import EMA, Fisher, Magnitude, Movement, Random, Taylor
+from sparse_lightning.criteria import EMA, ElementwiseTaylor, Fisher, Magnitude, Movement, Random, Taylor
 from sparse_lightning.flow import Scorer, Sources
+from sparse_lightning.flow import scorer as scorer_module
 from sparse_lightning.kernels.block_score import native
 
 needs_compiler = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler on x86 Linux")
@@ -108,7 +109,42 @@ def test_the_native_kernel_reads_parameters_that_lie_alike_where_they_are(first,
     with pytest.MonkeyPatch.context() as patch:
         together = scores_of(criterion, scopes, patch, 1 << 16, "native")
         apart = scores_of(criterion, scopes, patch, 0, "native")
-    assert all(map(torch.equal, together, apart))
+    for a, b in zip(together, apart, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("lowering", ["reference", pytest.param("native", marks=needs_compiler)])
+@settings(max_examples=30)
+@given(scopes=alike(), data=st.data())
+def test_pruned_blocks_are_not_read_where_their_scores_are_zero_anyway(lowering, scopes, data):
+    """With weights of zero in pruned blocks, and gradients that are not finite there, scores are as without either."""
+    wide = st.integers(1, 16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scorer_module, "WORTH", 1)
+        patch.setattr(native, "LINE", data.draw(wide))
+        pruned = {}
+        for i, scope in enumerate(scopes):
+            [block] = scope.blocks()
+            pruned[str(i)] = mask = torch.rand(block.grid_shape) < 0.5
+            block.apply_mask(mask)
+        wanted = scored(scopes, Sources(), lowering)
+        for scope, mask in zip(scopes, pruned.values(), strict=True):
+            [block] = scope.blocks()
+            where = block.view.like(block.param.grad).read()
+            where[block.expand_to_elements(mask)] = torch.nan
+        found = scored(scopes, Sources(pruned=pruned), lowering)
+    for name, scope in enumerate(scopes):
+        [block] = scope.blocks()
+        torch.testing.assert_close(found[block], wanted[block])
+        assert not found[block][pruned[str(name)]].any()
+
+
+def scored(scopes, sources, lowering):
+    """Scores by the product of weight and gradient."""
+    scorer = Scorer(ElementwiseTaylor(), lowering=lowering)
+    for i, scope in enumerate(scopes):
+        scorer.attach(str(i), scope)
+    return scorer.score(sources)
 
 
 @settings(max_examples=60)

@@ -10,27 +10,31 @@ import pytest
 from devices import needs_gpu
 from triton_harness import needs_triton, run_cases
 
-KERNELS = ["not select and not tile_linear", "select", "tile_linear"]
+
+@needs_triton
+@pytest.mark.slow
+def test_in_the_interpreter():
+    run_cases("triton_cases.py", interpreted=True)
+
+
+@needs_triton
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("file", "interpreted"), [("triton_cases.py", True), ("triton_compiled.py", False)])
+def test_all_cases(file, interpreted):
+    run_cases(file, interpreted=interpreted, exhaustive=True)
 
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_in_the_interpreter(kernel):
-    run_cases("triton_cases.py", interpreted=True, select=kernel)
-
-
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_compiled_ahead_of_time(kernel):
-    run_cases("triton_compiled.py", interpreted=False, select=kernel)
+def test_compiled_ahead_of_time():
+    run_cases("triton_compiled.py", interpreted=False)
 
 
 @needs_triton
 @needs_gpu
-def test_on_the_gpu():
-    run_cases("triton_cases.py", interpreted=False)
+@pytest.mark.parametrize("exhaustive", [False, True])
+def test_on_the_gpu(exhaustive):
+    run_cases("triton_cases.py", interpreted=False, exhaustive=exhaustive)
 
 
 def test_nothing_on_a_cpu_imports_triton():

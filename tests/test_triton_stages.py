@@ -22,6 +22,15 @@ def test_in_the_interpreter():
 
 
 @needs_triton
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("file", "interpreted"), [("stage_triton_cases.py", True), ("stage_triton_compiled.py", False)]
+)
+def test_all_cases(file, interpreted):
+    run_cases(file, interpreted=interpreted, exhaustive=True)
+
+
+@needs_triton
 @pytest.mark.slow
 def test_flows_in_the_interpreter():
     run_cases("lowering_triton_cases.py", interpreted=True)
@@ -35,9 +44,12 @@ def test_compiled_ahead_of_time():
 
 @needs_triton
 @needs_gpu
-@pytest.mark.parametrize("cases", ["stage_triton_cases.py", "lowering_triton_cases.py"])
-def test_on_the_gpu(cases):
-    run_cases(cases, interpreted=False)
+@pytest.mark.parametrize(
+    ("cases", "exhaustive"),
+    [("stage_triton_cases.py", False), ("stage_triton_cases.py", True), ("lowering_triton_cases.py", False)],
+)
+def test_on_the_gpu(cases, exhaustive):
+    run_cases(cases, interpreted=False, exhaustive=exhaustive)
 
 
 def test_a_gpu_takes_triton_where_it_is_installed(monkeypatch):

@@ -13,6 +13,8 @@ import torch
 from fill_cases import bits, combine, filled, on_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from law_examples import examples
+from pairwise import in_turn, parametrize
 from poison import poison  # noqa: F401
 from triton_harness import case_device, is_interpreted
 
@@ -72,12 +74,11 @@ def numbers_and_nans(a, b):
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
-@pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("pairs", "gap"), WINDOWS, ids=str)
-def test_fill(pairs, gap, dtype, step):
+@in_turn(window=WINDOWS, dtype=DTYPES, step=[1, 2])
+def test_fill(window, dtype, step):
     from sparse_lightning.kernels.block_apply import triton
 
+    pairs, gap = window
     storage, shape, strides = make_window(pairs, gap, dtype, step)
     wanted = storage.clone()
     mask = torch.rand([n for n, _ in pairs], device=storage.device) < 0.5
@@ -86,12 +87,11 @@ def test_fill(pairs, gap, dtype, step):
     assert same(storage, wanted)
 
 
-@pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("pairs", "gap"), WINDOWS, ids=str)
-def test_scale(pairs, gap, dtype, step):
+@in_turn(window=WINDOWS, dtype=DTYPES, step=[1, 2])
+def test_scale(window, dtype, step):
     from sparse_lightning.kernels.block_apply import triton
 
+    pairs, gap = window
     storage, shape, strides = make_window(pairs, gap, dtype, step)
     wanted = storage.clone()
     # The interpreter cuts off what does not fit bf16, where GPUs and torch round: these products fit.
@@ -199,13 +199,16 @@ def make_weight(shape, dtype, strided):
     return weight
 
 
-@pytest.mark.parametrize("strided", ["contiguous", "transposed", "sliced"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("shape", "m"), SELECTIONS, ids=str)
-@pytest.mark.parametrize("other", ["none", "gradient", "norms"])
-def test_select(shape, m, dtype, strided, other):
+@parametrize(
+    groups=SELECTIONS,
+    dtype=DTYPES,
+    strided=["contiguous", "transposed", "sliced"],
+    other=["none", "gradient", "norms"],
+)
+def test_select(groups, dtype, strided, other):
     from sparse_lightning.kernels.nm_select import triton
 
+    shape, m = groups
     weight = make_weight(shape, dtype, strided)
     factor = None
     if other != "none":
@@ -246,7 +249,7 @@ class CountedLaunches:
         return self.kernel[grid]
 
 
-@settings(max_examples=60 if is_interpreted() else 200, deadline=None)
+@settings(max_examples=examples(25) if is_interpreted() else 200, deadline=None)
 @given(st.lists(filled(), min_size=1, max_size=4).map(combine))
 def test_fill_of_many_tensors(case):
     from sparse_lightning.kernels.block_fill import triton
@@ -258,12 +261,12 @@ def test_fill_of_many_tensors(case):
     assert all(torch.equal(bits(tensor).cpu(), after) for tensor, after in zip(ours, wanted, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64, torch.int8], ids=str)
-@pytest.mark.parametrize(("pairs", "gap"), WINDOWS, ids=str)
-def test_fill_by_a_table(pairs, gap, dtype):
+@in_turn(place=WINDOWS, dtype=[*DTYPES, torch.float64, torch.int8])
+def test_fill_by_a_table(place, dtype):
     from sparse_lightning.kernels.block_fill import triton
     from sparse_lightning.kernels.block_fill.windows import window
 
+    pairs, gap = place
     storage, shape, strides = make_window(pairs, gap, torch.float32)
     storage = storage.nan_to_num(1, 2, 3).mul(9).to(dtype)
     wanted, counts = storage.clone(), [n for n, _ in pairs]

@@ -31,17 +31,19 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def run_cases(file: str, *, interpreted: bool, select: str = "") -> None:
+def run_cases(file: str, *, interpreted: bool, select: str = "", exhaustive: bool = False) -> None:
     """Run a file of tests in its own process, and fail with its output where it fails.
 
     Args:
         file: a file beside this one, whose name does not start with `test_`: it is collected only when named.
         interpreted: define the kernels for Triton's interpreter.
         select: a pytest `-k` expression.
+        exhaustive: run the cases that take long instead.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("TRITON_INTERPRET", "PYTEST_"))}
     environment |= {"TRITON_INTERPRET": "1"} if interpreted else {}
     command = [sys.executable, "-m", "pytest", str(HERE / file), "-q", "-x", "-p", "no:cacheprovider", "-k", select]
+    command += ["-m", "exhaustive"] if exhaustive else []
     done = subprocess.run(command, cwd=HERE.parent, env=environment, capture_output=True, text=True)
     # 5: nothing was selected, which would be a proof of nothing.
     assert done.returncode == 0, f"{file} -k {select!r} failed:\n{done.stdout[-8000:]}\n{done.stderr[-2000:]}"

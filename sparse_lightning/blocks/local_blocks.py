@@ -159,6 +159,13 @@ def combine_into(grids: Sequence[Tensor], region: BlockRegion, values: Sequence[
         reference.combine_(kind, grid[(*before, *_slices(region))], _to_grid(region, value))
 
 
+def in_order_of(region: BlockRegion, grids: Tensor) -> Tensor:
+    """Return what grids `(n, *grid of blocks)` hold of a region, in the order of its windows: `(n, n0, n1, …)`."""
+    found = grids[(slice(None), *_slices(region))]
+    found = found.flip([d + 1 for d in region.flipped]) if region.flipped else found
+    return found.permute(0, *(d + 1 for d in region.order)).reshape(len(grids), *region.counts)
+
+
 def check_writable(view: Layout) -> None:
     """Raise an error if two coordinates of a view share an element."""
     if not view.is_injective():

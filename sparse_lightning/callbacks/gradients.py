@@ -8,7 +8,7 @@ import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import optim
 
-from sparse_lightning.engine.engine import innermost
+from sparse_lightning.engine.optimizer_scopes import innermost
 from sparse_lightning.flow.optimizer_state import is_elementwise
 
 

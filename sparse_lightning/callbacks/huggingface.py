@@ -17,8 +17,8 @@ from sparse_lightning.budgets import Budget
 from sparse_lightning.compat.accelerate import BeforeClipping
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.configuration import Update
-from sparse_lightning.engine.engine import innermost
 from sparse_lightning.engine.first_masks import FirstMasks
+from sparse_lightning.engine.optimizer_scopes import innermost
 from sparse_lightning.engine.ranks import is_rank_zero
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import CheckpointError

@@ -13,7 +13,6 @@ Data flow of an optimizer step:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,8 +21,8 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from sparse_lightning.blocks.shards import has_others
-from sparse_lightning.budgets import Budget, ScoredScope
 from sparse_lightning.engine import masks as packed
+from sparse_lightning.engine.budget_split import BudgetSplit
 from sparse_lightning.engine.compensating import Compensating
 from sparse_lightning.engine.configuration import NEVER, Configuration, Update
 from sparse_lightning.engine.defaults import resolved
@@ -31,18 +30,18 @@ from sparse_lightning.engine.first_masks import warn_of_zeros
 from sparse_lightning.engine.grown import GrownBlocks
 from sparse_lightning.engine.hold import Hold
 from sparse_lightning.engine.masked_scope import MaskedScope
-from sparse_lightning.engine.masked_stack import MaskBuffer, MaskedStack, masked_stacks
-from sparse_lightning.engine.nm_groups import declares, masked_scope
+from sparse_lightning.engine.masked_stack import MaskBuffer, MaskedStack, decides_apart, masked_stacks
+from sparse_lightning.engine.nm_groups import masked_scope
 from sparse_lightning.engine.optimizer_reset import check_can_restart, is_rehearsal, reset_blocks
+from sparse_lightning.engine.optimizer_scopes import OptimizerScopes, innermost
 from sparse_lightning.engine.other_steps import OtherSteps, check_held
 from sparse_lightning.engine.ranks import agree
-from sparse_lightning.engine.regrowth import check_can_grow, with_random_ties
+from sparse_lightning.engine.regrowth import check_can_grow
 from sparse_lightning.engine.replaced import Replaced
 from sparse_lightning.engine.saved_state import check_state
 from sparse_lightning.engine.scoring import Scores, Scoring
 from sparse_lightning.engine.shortfall import shortfall
 from sparse_lightning.errors import PatternError
-from sparse_lightning.kernels.watch import are_same
 from sparse_lightning.methods import Method, UpdateContext
 from sparse_lightning.patterns import Attachment
 from sparse_lightning.patterns.adapters import AdapterWatch
@@ -88,9 +87,10 @@ class Engine:
         check_can_restart(configuration.method, self._optimizers, self._parameters())
         configuration.budget.check_overrides([scope.name for scope in self.scopes])
         device = self.scopes[0].device
-        self._buffer = MaskBuffer(masked_stacks(self.scopes, _decides_apart(configuration.method)), device)
+        self._buffer = MaskBuffer(masked_stacks(self.scopes, decides_apart(configuration.method)), device)
         self._everything = Hold(self.scopes, self._buffer.layout)
-        self._members: dict[int, tuple[list[list[Tensor]], list[MaskedScope], Hold]] = {}
+        self._members = OptimizerScopes(self._optimizers, self.scopes, self._everything, self._buffer.layout)
+        self._budget = BudgetSplit(self.configuration, self.scopes, self._buffer.stacks)
         self._prepared: set[int] = set()
         self._grown = GrownBlocks(self.scopes, self.configuration.seed)
         self.scoring = Scoring(self.configuration, self.scopes, model, self._optimizers, self._compensating(model))
@@ -147,39 +147,29 @@ class Engine:
 
     def final_sparsities(self) -> dict[str, str]:
         """Return the final sparsity of each scope as text; "shared" where scores split one target over several."""
-        budget, final = self.configuration.budget, self.schedule.final
-        scored = [scope.unscored() for scope in self.scopes]
-        texts = {s.name: f"{final:.4g} shared" for s in scored if budget.own(s) is None}
-        apart = [s for s in scored if budget.own(s) is not None or not budget.compares]
-        rounded, exact = (_sparsities(b, apart, final) for b in (budget, replace(budget, multiple_of=1)))
-        for s, own, wanted in zip(apart, rounded, exact, strict=True):
-            texts[s.name] = own if own == wanted else f"{own} ({wanted} rounded)"
-        return texts
+        return self._budget.final_sparsities()
 
     def update(self, optimizer: Optimizer | None) -> None:
         """Update the masks where the schedule has an update; None means all optimizers."""
-        if self._leader() in self._chosen(optimizer):
+        if self._members.leader() in self._members.chosen(optimizer):
             self._look_for_others()
         self._update(optimizer)
 
     def _update(self, optimizer: Optimizer | None) -> None:
-        chosen = self._chosen(optimizer)
-        if self._leader() in chosen:
+        chosen = self._members.chosen(optimizer)
+        if self._members.leader() in chosen:
             if self._is_due():
                 self.update_now()
             elif self._is_observed():
                 self._observed = self.step
-                self.scoring.observe(self.step, self.target)
+                self.scoring.observe(self.step, self.target, self.masks() if self._buffer.is_pruned else {})
         self._prepared.update(id(o) for o in chosen)
 
     def mask_gradients(self, optimizer: Optimizer | None) -> None:
         """Zero the pruned blocks of the gradients that an optimizer, or all of them, will read."""
-        for o in self._chosen(optimizer) if self._buffer.is_pruned else []:
-            hold = self._members_of(o)[1]
+        for o in self._members.chosen(optimizer) if self._buffer.is_pruned else []:
+            hold = self._members.of(o)[1]
             hold.fill_in(_dense_gradients(hold.parameters()), self._buffer.flat)
-
-    def _chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
-        return self._optimizers if optimizer is None else [innermost(optimizer)]
 
     def hold(self) -> None:
         """Zero all pruned blocks in the weights."""
@@ -200,7 +190,7 @@ class Engine:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._grown.before_step()
         is_first_trial = self._starts_dense and is_rehearsal(optimizer)
-        if optimizer is self._leader() and id(optimizer) not in self._prepared and not is_first_trial:
+        if optimizer is self._members.leader() and id(optimizer) not in self._prepared and not is_first_trial:
             self._look_for_others()
 
     def _look_for_others(self) -> None:
@@ -219,36 +209,18 @@ class Engine:
         if id(optimizer) not in self._prepared:
             self._update(optimizer)
         self._prepared.discard(id(optimizer))
-        scopes, hold = self._members_of(optimizer)
+        scopes, hold = self._members.of(optimizer)
         for scope in scopes if self._acts_after_steps else []:
             self.configuration.method.after_step(scope.scope, scope.memory)
         if self._buffer.is_pruned:
             hold.fill(self._buffer.flat)
-        if optimizer is self._leader():
+        if optimizer is self._members.leader():
             self._replaced.check()
             self.step += 1
             self._others.reset()
             self.scoring.at_step(self.step)
             if self.step == self.schedule.span[1] + 1 and not self._is_owed:
                 self.scoring.forget_state()  # so that checkpoints do not hold a value for each block from here on
-
-    def _leader(self) -> Optimizer | None:
-        """Return the optimizer whose steps count: the last that changes an attached parameter."""
-        last = self._optimizers[-1] if self._optimizers else None
-        if len(self._optimizers) < 2:
-            return last
-        return next((o for o in reversed(self._optimizers) if self._members_of(o)[0]), last)
-
-    def _members_of(self, optimizer: Optimizer) -> tuple[list[MaskedScope], Hold]:
-        """Return the scopes on parameters of an optimizer; looked up again when it gets other parameters."""
-        groups = [group["params"] for group in optimizer.param_groups]
-        known = self._members.get(id(optimizer))
-        if known is None or len(known[0]) != len(groups) or not all(map(are_same, known[0], groups)):
-            params = {id(param) for group in groups for param in group}
-            mine = [scope for scope in self.scopes if any(id(p) in params for p in scope.parameters())]
-            hold = self._everything if len(mine) == len(self.scopes) else Hold(mine, self._buffer.layout)
-            known = self._members[id(optimizer)] = ([list(group) for group in groups], mine, hold)
-        return known[1:]
 
     def _is_due(self) -> bool:
         if self.last_update.step == self.step:
@@ -293,50 +265,7 @@ class Engine:
 
     def _split_budget(self, scores: Scores) -> list[UpdateContext]:
         """Return for each stack what the method decides on: its scores, and how many blocks its scopes keep."""
-        budget, exponent = self.configuration.budget, scores.size_exponent
-        masks = self._buffer.gathered(self._buffer.flat)
-        growth = with_random_ties(scores.growth, self.scopes, self.configuration.seed, self.step)
-        pairs = zip(self.stacks, masks, strict=True)
-        ranked = [stack.ranked(scores.criterion, exponent, budget, mask) for stack, mask in pairs]
-        scored = self._scored(ranked, exponent)
-        keeps = [self._split(scored, target) for target in self._targets_ahead()]
-        begin, end = self.schedule.span
-        return [
-            UpdateContext(
-                scope=stack.scope,
-                scores=stack.stacked([scored[scope.name].scores for scope in stack.scopes]) if own is None else own,
-                mask=mask,
-                keeps=[stack.stacked([kept[scope.name] for scope in stack.scopes]) for kept in keeps],
-                growth=stack.growth(growth),
-                memory=stack.memory,
-                target=self.target,
-                progress=min(1.0, max(0, self.step - begin) / max(1, end - begin)),
-                every=self.configuration.update_every,
-            )
-            for stack, mask, own in zip(self.stacks, masks, ranked, strict=True)
-        ]
-
-    def _scored(self, ranked: Sequence[Tensor | None], exponent: float) -> dict[str, ScoredScope]:
-        """Return the scopes as the budget compares them, in the order in which patterns found them."""
-        own: dict[str, Tensor] = {}
-        for stack, scores in zip(self.stacks, ranked, strict=True):
-            if scores is not None:
-                own |= zip([scope.name for scope in stack.scopes], stack.apart(scores), strict=True)
-        return {
-            s.name: ScoredScope(s.name, s.scope, own[s.name], s.final, exponent) if s.name in own else s.unscored()
-            for s in self.scopes
-        }
-
-    def _split(self, scored: Mapping[str, ScoredScope], target: float) -> dict[str, Tensor]:
-        """Return how many blocks each scope keeps at a target, by name."""
-        kept = self.configuration.budget.split(list(scored.values()), target, self.schedule.final)
-        return dict(zip(scored, kept, strict=True))
-
-    def _targets_ahead(self) -> Iterable[float]:
-        """Yield the target of this update, and of the following ones as far as the method looks ahead."""
-        end = max(self.step, self.schedule.span[1])
-        for i in range(self.configuration.method.ahead + 1):
-            yield self.schedule(min(end, self.step + i * self.configuration.update_every))
+        return self._budget.contexts(scores, self._buffer.gathered(self._buffer.flat), self.step)
 
     def _choose(self, contexts: Sequence[UpdateContext], scores: Scores) -> Tensor:
         """Return the masks that all scopes would have, flat."""
@@ -427,23 +356,6 @@ class Engine:
         self._is_owed = self._is_owed or (is_past_end and self.last_update.target < self.schedule.final - 1e-9)
         self.scoring.at_step(self.step)
         self.hold()
-
-
-def _sparsities(budget: Budget, scopes: Sequence[ScoredScope], final: float) -> list[str]:
-    keeps = budget.split(scopes, final, final) if scopes else []
-    pairs = zip(scopes, keeps, strict=True)
-    return [f"{1 - float(keep.double().mean()) / s.scope.numblk_per_scope():.4g}" for s, keep in pairs]
-
-
-def innermost(optimizer: Optimizer) -> Optimizer:
-    """Return the torch optimizer inside of the wrappers of Fabric and others."""
-    inner = getattr(optimizer, "optimizer", None)
-    return innermost(inner) if isinstance(inner, Optimizer) else optimizer
-
-
-def _decides_apart(method: Method) -> bool:
-    """Whether a method may decide on alike scopes of several parameters in one call."""
-    return declares(method, "decides_scopes_apart", "choose", "remember", "change", "kept")
 
 
 def _dense_gradients(params: Iterable[Tensor]) -> dict[int, Tensor]:

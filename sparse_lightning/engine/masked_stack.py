@@ -11,6 +11,7 @@ from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.scope_stack import ScopeStack, stacks
 from sparse_lightning.budgets import Budget
 from sparse_lightning.engine.masked_scope import MaskedScope
+from sparse_lightning.engine.nm_groups import declares
 from sparse_lightning.errors import SparsityError
 from sparse_lightning.flow import Sources
 from sparse_lightning.layout import Layout
@@ -176,3 +177,8 @@ def masked_stacks(scopes: Sequence[MaskedScope], together: bool) -> list[MaskedS
     owner = {id(scope.scope): scope for scope in scopes}
     groups = [[scope] for scope in apart] + [[owner[id(scope)] for scope in stack.scopes] for stack in alike]
     return [MaskedStack(group) for group in groups]
+
+
+def decides_apart(method: Method) -> bool:
+    """Whether a method may decide on alike scopes of several parameters in one call."""
+    return declares(method, "decides_scopes_apart", "choose", "remember", "change", "kept")

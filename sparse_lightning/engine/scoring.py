@@ -73,7 +73,7 @@ class Scoring:
         self._compensating = compensating() if needs_grams else None
         self._norms = TrainingInputNorms(model, self._parameters()) if "input_norm" in self._names else None
         try:
-            self._scorer.check(self._sources(0, 0.0))
+            self._scorer.check(self._sources(0, 0.0, {}))
         except FlowError:
             self.close()
             raise
@@ -107,12 +107,18 @@ class Scoring:
         chosen = self._configuration.observe_every
         return 1 if chosen is None and "grad" in self._names else chosen
 
-    def observe(self, step: int, target: float) -> None:
-        """Run the flows that keep state, without a decision; a step without gradients is passed over."""
+    def observe(self, step: int, target: float, masks: Mapping[str, Tensor]) -> None:
+        """Run the flows that keep state, without a decision; a step without gradients is passed over.
+
+        Args:
+            step: the optimizer step.
+            target: the target sparsity.
+            masks: by name of their block; empty if nothing is pruned.
+        """
         missing = any(p.grad is None for scope in self._scopes for p in scope.parameters())
         if not ("grad" in self._names and missing) and not self._waits_for_state():
             for scorer in self._scorers():
-                scorer.observe(self._sources(step, target))
+                scorer.observe(self._sources(step, target, masks))
 
     def _waits_for_state(self) -> bool:
         """Whether scores read the state of optimizers, and one with attached parameters has not made a step yet."""
@@ -165,10 +171,10 @@ class Scoring:
         if self._compensating is not None and prunes:
             self._compensating.before_pruning(masks)
 
-    def _sources(self, step: int, target: float) -> Sources:
+    def _sources(self, step: int, target: float, masks: Mapping[str, Tensor]) -> Sources:
         norms = {} if self._norms is None else self._norms
         errors = None if self._compensating is None else self._compensating.removal_error
-        return Sources(self._optimizers, norms, step=step, target=target, removal_error=errors)
+        return Sources(self._optimizers, norms, step=step, target=target, removal_error=errors, pruned=masks)
 
     def score(self, step: int, target: float, masks: Mapping[str, Tensor]) -> Scores | None:
         """Compute the scores of an update and save the state of the flows.
@@ -193,7 +199,7 @@ class Scoring:
         self._in_turn = 0
         if self._waits_for_state():
             return None
-        sources = self._sources(step, target)
+        sources = self._sources(step, target, masks)
         proposals = [scorer.propose(sources) for scorer in self._scorers()]
         broken = [name for proposal in proposals for name in self._not_finite(proposal)]
         broken += [scope.name for scope in self._scopes if not scope.is_finite(sources)]

@@ -27,6 +27,9 @@ from sparse_lightning.flow.sources import Sources
 from sparse_lightning.kernels import block_score
 from sparse_lightning.kernels.block_score import reference
 
+WORTH = 1 << 18
+"""The weights of a parameter from which on its pruned blocks are passed over, one by one."""
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -35,11 +38,13 @@ class Proposal:
     Attributes:
         scores: for each scope, by name, `(*scope.grid_shape, blocks per scope)`: the form that budgets and methods use.
         saved: the new values of the fields of state.
+        loaded: their values before.
         values: all scores in one tensor, `(S,)`, of which `scores` are views.
     """
 
     scores: dict[str, Tensor]
     saved: dict[str, Tensor]
+    loaded: dict[str, Tensor]
     values: Tensor
 
 
@@ -152,18 +157,18 @@ class Scorer:
         finite = torch.stack([values.isfinite().all() for values in proposal.saved.values()]).all()
         for name, values in proposal.saved.items():
             field = self._fields[name]
-            field.save(places, torch.where(finite, field.state.convert(values), field.load(places)))
+            field.save(places, torch.where(finite, field.state.convert(values), proposal.loaded[name]))
         self.runs += 1
 
     def propose(self, sources: Sources | None = None) -> Proposal:
         """Run the flow once without saving its state: see `commit`."""
         if not self._blocks:
-            return Proposal({}, {}, torch.empty(0))
+            return Proposal({}, {}, {}, torch.empty(0))
         sources, ragged = sources or Sources(), self._ragged
         folded = self._folds(sources)
         loaded = {name: field.load(ragged.places) for name, field in self._fields.items()}
         scores, saved = self.program.run_grids(folded, ragged, self._ragged_inputs(sources), loaded)
-        return Proposal(ragged.split(scores), saved, scores)
+        return Proposal(ragged.split(scores), saved, loaded, scores)
 
     def _folds(self, sources: Sources) -> list[Tensor]:
         """Run the stage on the weights of all ranks; return for each fold the values of all blocks, `(S,)`."""
@@ -193,7 +198,14 @@ class Scorer:
         """Run the stage on the weights of this process, those of alike specs in one call."""
         names, owners = self.program.elements[1:], self._ragged.owners
         others = [[sources.element(name, spec.param, owners[spec]) for spec in specs] for name in names]
-        AlikeBlocks(specs, others).fold_into(grids, self.program.stage, self._run, room)
+        AlikeBlocks(specs, others, self._zeros(specs, sources)).fold_into(grids, self.program.stage, self._run, room)
+
+    def _zeros(self, specs: Sequence[BlockSpec], sources: Sources) -> Tensor | None:
+        """Return which blocks of alike specs are pruned, if it takes longer to read them than to look."""
+        if not sources.pruned or specs[0].param.numel() < WORTH:
+            return None
+        blocks = [(self._ragged.blocks[owner], owner, spec) for spec in specs for owner in [self._ragged.owners[spec]]]
+        return torch.stack([block.grid_of(spec, sources.pruned[owner]) for block, owner, spec in blocks])
 
     def _gather(self, stack: ScopeStack, grids: Iterator[Tensor]) -> list[Tensor]:
         """Combine the next grids over the specs of each block, and gather the blocks by scope: one tensor per fold."""

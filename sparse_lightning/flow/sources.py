@@ -29,6 +29,8 @@ class Sources:
         step: the optimizer step.
         target: the target sparsity.
         removal_error: returns the grid of removal errors of a block.
+        pruned: masks by the name of their block, True where all weights are zero: scores that would be zero there,
+            such as weight times gradient, are not computed from the elements.
     """
 
     optimizers: Sequence[Optimizer] = ()
@@ -37,6 +39,7 @@ class Sources:
     step: int = 0
     target: float = 0.0
     removal_error: Callable[[SparseBlock], Tensor] | None = None
+    pruned: Mapping[str, Tensor] = field(default_factory=dict)
 
     def element(self, name: str, param: Tensor, owner: str) -> Tensor:
         """Return the tensor of an input with one entry per weight, in the shape of the parameter.

@@ -56,6 +56,26 @@ def elementwise(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
     return [values[ref.at] for ref, _ in stage.folds]
 
 
+def vanishes(stage: Stage) -> bool:
+    """Whether all folds are zero over elements whose first input, the weight, is zero and whose others are finite.
+
+    Example:
+        >>> vanishes(Stage(2, (Step("mul", (Ref(0), Ref(1))), Step("abs", (Ref(2),))), ((Ref(3), "sum"),)))
+        True
+        >>> vanishes(Stage(2, (Step("square", (Ref(1),)),), ((Ref(2), "sum"),)))
+        False
+    """
+    zero = {0}
+    for i, step in enumerate(stage.steps, start=stage.inputs):
+        known = [a.at in zero if isinstance(a, Ref) else a == 0 for a in step.arguments]
+        if all(known) if step.operation in _ZERO_OF_ZEROS else step.operation == "mul" and any(known):
+            zero.add(i)
+    return all(ref.at in zero for ref, _ in stage.folds)
+
+
+_ZERO_OF_ZEROS = ("add", "sub", "neg", "abs", "square", "sqrt", "relu", "maximum", "minimum")
+
+
 def _maximum(a: Any, b: Any) -> Tensor:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.maximum(a, b)

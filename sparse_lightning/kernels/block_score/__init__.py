@@ -27,7 +27,7 @@ LOWERINGS: dict[str, Callable[[Stage, Sequence[Tensor]], list[Tensor]]] = {
     "triton": fold_in_triton,
 }
 
-FoldMany = Callable[[Stage, Sequence[Tensor], Sequence[Sequence[Tensor]]], list[Tensor] | None]
+FoldMany = Callable[[Stage, Sequence[Tensor], Sequence[Sequence[Tensor]], Tensor | None], list[Tensor] | None]
 """Runs a stage on the windows of several tensors that lie alike; see `native.fold_many`."""
 
 

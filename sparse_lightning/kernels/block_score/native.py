@@ -26,6 +26,9 @@ SMALL = 1 << 15
 WIDEST = 1 << 16
 """The longest run of elements of one block: what is folded side by side has to stay in a cache."""
 
+LINE = 64
+"""Bytes of a cache line: memory is read by whole ones, so that shorter blocks can't be passed over."""
+
 OPTIONS = ("-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 """Products are rounded before they are added, as in torch."""
 
@@ -59,9 +62,19 @@ _KERNEL = """
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 using T = {accumulated};
+
+constexpr int64_t STEP = 512, AHEAD = 8192, ROWS = 4, LINE = 64;
+
+// Asks for memory that is read a little later. What lies outside of a tensor is never read, only asked for.
+template <typename E>
+static inline void fetch(const E* begin, int64_t number, int64_t ahead) {{
+    const char* at = reinterpret_cast<const char*>(begin) + ahead;
+    for (int64_t byte = 0; byte < number * int64_t(sizeof(E)); byte += LINE) __builtin_prefetch(at + byte, 0, 0);
+}}
 
 struct BFloat16 {{
     uint16_t bits;
@@ -80,19 +93,33 @@ static inline T lowest(T a, T b) {{ return a < b || a != a ? a : b; }}
 // pairs: blocks and elements of each pair of dimensions, outermost first. strides: for each input those of the blocks
 // and of the elements of each pair but the last, in bytes. A row is the last pair, contiguous in all inputs.
 // inputs: the addresses of the windows, for each of the tensors that lie alike. Their grids follow each other.
+// zeros: for each entry of the grids whether it is zero, so that its elements need not be read; or null.
 extern "C" void fold(int64_t tensors, int64_t count, const int64_t* pairs, const int64_t* strides,
-                     const char* const* inputs, T* const* grids, int threads) {{
+                     const char* const* inputs, const uint8_t* zeros, T* const* grids, int threads) {{
     const int64_t outer = count - 1, last = pairs[2 * outer], length = pairs[2 * outer + 1];
     const int64_t together = std::max<int64_t>(1, 4096 / length), chunks = (last + together - 1) / together;
     int64_t blocks = 1, elements = 1;
     for (int64_t d = 0; d < outer; d++) blocks *= pairs[2 * d], elements *= pairs[2 * d + 1];
+    // Where all blocks are read, memory follows; where some are passed over, the next rows of the others come next.
+    int64_t ahead[{inputs}];
+    for (int i = 0; i < {inputs}; i++) {{
+        ahead[i] = zeros && outer ? ROWS * strides[2 * (i * outer + outer - 1) + 1] : AHEAD;
+    }}
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {{
         std::vector<T> room({folds} * std::min(together, last) * length);
+        std::vector<std::pair<int64_t, int64_t>> runs;
 #pragma omp for schedule(static)
         for (int64_t item = 0; item < tensors * blocks * chunks; item++) {{
             const int64_t begin = item % chunks * together, number = std::min(together, last - begin);
-            const int64_t width = number * length;
+            const int64_t width = number * length, place = item / chunks * last + begin;
+            runs.clear();
+            if (!zeros) runs.emplace_back(0, width);
+            for (int64_t b = 0; zeros && b < number; b++) {{
+                if (zeros[place + b]) continue;
+                if (runs.empty() || runs.back().second != b * length) runs.emplace_back(b * length, b * length);
+                runs.back().second += length;
+            }}
             const char* at[{inputs}];
             for (int i = 0; i < {inputs}; i++) {{
                 int64_t rest = item / chunks % blocks;
@@ -114,21 +141,24 @@ extern "C" void fold(int64_t tensors, int64_t count, const int64_t* pairs, const
                     }}
                 }}
 {rows}
-                if (element == 0) {{
+                for (const auto& run : runs) for (int64_t from = run.first; from < run.second; from += STEP) {{
+                    const int64_t to = std::min(run.second, from + STEP);
+{fetches}
+                    if (element == 0) {{
 #pragma omp simd
-                    for (int64_t j = 0; j < width; j++) {{
+                        for (int64_t j = from; j < to; j++) {{
 {values}
 {first}
-                    }}
-                }} else {{
+                        }}
+                    }} else {{
 #pragma omp simd
-                    for (int64_t j = 0; j < width; j++) {{
+                        for (int64_t j = from; j < to; j++) {{
 {values}
 {combined}
+                        }}
                     }}
                 }}
             }}
-            const int64_t place = item / chunks * last + begin;
 {grids}
         }}
     }}
@@ -150,13 +180,16 @@ def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
     return compiled.fold(stage, windows) if grids is None else [grid[0] for grid in grids]
 
 
-def fold_many(stage: Stage, windows: Sequence[Tensor], tensors: Sequence[Sequence[Tensor]]) -> list[Tensor] | None:
+def fold_many(
+    stage: Stage, windows: Sequence[Tensor], tensors: Sequence[Sequence[Tensor]], zeros: Tensor | None = None
+) -> list[Tensor] | None:
     """Run a stage on several tensors that lie alike, where they are: each fold returns grids `(tensors, n0, n1, …)`.
 
     Args:
         stage: what to compute.
         windows: of the first tensor of each input, as in `fold`.
         tensors: for each input the tensors that hold such a window.
+        zeros: `(tensors, n0, n1, …)`, True where all folds of a block are known to be zero: it need not be read.
 
     Returns:
         The grids; None if the kernel does not take these windows, or the tensors differ in their strides.
@@ -170,6 +203,8 @@ def fold_many(stage: Stage, windows: Sequence[Tensor], tensors: Sequence[Sequenc
     dtype = torch.float64 if any(window.dtype == torch.float64 for window in windows) else torch.float32
     grids = [torch.empty((number, *first.shape[0::2]), dtype=dtype) for _ in stage.folds]
     strides = [s * window.element_size() for window in windows for s in window.stride()[:-2]]
+    is_short = first.shape[-1] * first.element_size() < LINE
+    zeros = None if zeros is None or is_short else zeros.contiguous()
     begins = [window.data_ptr() - own[0].data_ptr() for window, own in zip(windows, tensors, strict=True)]
     addresses = [[t.data_ptr() + begin for t in own] for own, begin in zip(tensors, begins, strict=True)]
     built(
@@ -178,6 +213,7 @@ def fold_many(stage: Stage, windows: Sequence[Tensor], tensors: Sequence[Sequenc
         _integers(first.shape),
         _integers(strides),
         _integers([address for own in zip(*addresses, strict=True) for address in own]),
+        ctypes.c_void_p(None if zeros is None else zeros.data_ptr()),
         _integers([grid.data_ptr() for grid in grids]),
         ctypes.c_int(torch.get_num_threads() if number * first.numel() > SMALL else 1),
     )
@@ -236,6 +272,7 @@ def source_of(stage: Stage, dtypes: Sequence[torch.dtype]) -> str:
             16,
         ),
         values=_lines([*loads, *steps], 24),
+        fetches=_lines([f"fetch(row{i} + from, to - from, ahead[{i}]);" for i in inputs], 20),
         first=_lines([f"room{f}[j] = {values[f]};" for f in folds], 24),
         combined=_lines([f"room{f}[j] = {_COMBINE[kinds[f]].format(f'room{f}[j]', values[f])};" for f in folds], 24),
         grids=_lines([line for f in folds for line in _grid(f, kinds[f])], 12),
@@ -247,8 +284,12 @@ def _grid(fold: int, kind: FoldKind) -> list[str]:
     combined = _COMBINE[kind].format("total", f"room{fold}[b * length + j]")
     simd = ["#pragma omp simd reduction(+ : total)"] if kind == "sum" else []
     return [
-        f"if (length == 1) std::copy_n(room{fold}, number, grids[{fold}] + place);",
+        f"if (length == 1 && !zeros) std::copy_n(room{fold}, number, grids[{fold}] + place);",
         "else for (int64_t b = 0; b < number; b++) {",
+        "    if (zeros && zeros[place + b]) {",
+        f"        grids[{fold}][place + b] = 0;",
+        "        continue;",
+        "    }",
         f"    T total = {_IDENTITY[kind]};",
         *simd,
         f"    for (int64_t j = 0; j < length; j++) total = {combined};",
