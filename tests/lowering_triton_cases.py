@@ -22,17 +22,30 @@ LONG = 21 if is_interpreted() else 500
 """The interpreter takes the elements of a maximum one by one: the large matrices are not needed for its proof."""
 
 
-@pytest.mark.parametrize(("first", "name"), list(enumerate(SHIPPED)))
-def test_every_criterion(first, name):
+PARTS = 3
+"""Each criterion meets the layouts in as many parts, of which `make test` runs one."""
+
+
+@pytest.mark.parametrize(
+    ("first", "name", "part"),
+    [
+        pytest.param(first, name, part, marks=() if part == first % PARTS else pytest.mark.exhaustive)
+        for first, name in enumerate(SHIPPED)
+        for part in range(PARTS)
+    ],
+)
+def test_every_criterion(first, name, part):
     """Each on every layout; the dtypes take turns, so that every layout meets all of them."""
-    check_agreement("triton", SHIPPED[name], in_turn(first, LONG, case_device()))
+    scopes = in_turn(first, LONG, case_device())
+    mine = dict(list(scopes.items())[part::PARTS])
+    check_agreement("triton", SHIPPED[name], mine)
 
 
 def test_random_flows():
     turns = count()
 
     @settings(
-        max_examples=examples(6), phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True
+        max_examples=examples(3), phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True
     )
     @given(flows())
     def law(flow):

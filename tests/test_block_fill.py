@@ -178,7 +178,9 @@ def test_what_machine_code_depends_on_names_the_library(empty_cache, monkeypatch
 
 
 @needs_compiler
-@pytest.mark.parametrize("size", [0, 100, 5000])
+@pytest.mark.parametrize(
+    "size", [pytest.param(0, marks=pytest.mark.exhaustive), 100, pytest.param(5000, marks=pytest.mark.exhaustive)]
+)
 def test_a_library_that_was_cut_short_is_built_again(empty_cache, size):
     assert library(native.SOURCE) is not None
     [built] = empty_cache.glob("*.so")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from textwrap import dedent
 
 import pytest
@@ -24,10 +25,11 @@ def test_in_the_interpreter():
 @needs_triton
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("file", "interpreted"), [("stage_triton_cases.py", True), ("stage_triton_compiled.py", False)]
+    ("cases", "interpreted"),
+    [("stage_triton_cases.py", True), ("stage_triton_compiled.py", False), ("lowering_triton_cases.py", True)],
 )
-def test_all_cases(file, interpreted):
-    run_cases(file, interpreted=interpreted, exhaustive=True)
+def test_all_cases(cases, interpreted):
+    run_cases(cases, interpreted=interpreted, exhaustive=True)
 
 
 @needs_triton
@@ -46,7 +48,7 @@ def test_compiled_ahead_of_time():
 @needs_gpu
 @pytest.mark.parametrize(
     ("cases", "exhaustive"),
-    [("stage_triton_cases.py", False), ("stage_triton_cases.py", True), ("lowering_triton_cases.py", False)],
+    list(product(["stage_triton_cases.py", "lowering_triton_cases.py"], [False, True])),
 )
 def test_on_the_gpu(cases, exhaustive):
     run_cases(cases, interpreted=False, exhaustive=exhaustive)
