@@ -89,12 +89,18 @@ class ScopeStack(SparseScope):
         return f"ScopeStack({len(self.scopes)} × {self.scopes[0]})"
 
 
-def stacks(scopes: Iterable[SparseScope]) -> list[ScopeStack]:
-    """Return all scopes in stacks, those that lie alike together; those of many blocks are stacks of one."""
+def stacks(scopes: Iterable[SparseScope], together: int | None = None) -> list[ScopeStack]:
+    """Return all scopes in stacks, those that lie alike together; those of many blocks are stacks of one.
+
+    Args:
+        scopes: the scopes.
+        together: the most blocks of a stack; None for `TOGETHER`.
+    """
+    room = TOGETHER if together is None else together
     groups: dict[Hashable, list[list[SparseScope]]] = {}
     for i, scope in enumerate(scopes):
         blocks = scope.numblk()
-        key, most = (_likeness(scope), TOGETHER // max(1, blocks)) if blocks <= SMALL else (i, 1)
+        key, most = (_likeness(scope), max(1, room // max(1, blocks))) if blocks <= SMALL else (i, 1)
         found = groups.setdefault(key, [[]])
         if len(found[-1]) == most:
             found.append([])

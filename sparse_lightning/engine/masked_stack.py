@@ -17,6 +17,9 @@ from sparse_lightning.flow import Sources
 from sparse_lightning.layout import Layout
 from sparse_lightning.methods import Method, UpdateContext
 
+DECIDED = 1 << 13
+"""The most blocks of several scopes that a method decides on in one call: few sorts, each in little memory."""
+
 
 class MaskedStack:
     """Scopes on which a method decides in one call: one scope, or several that lie alike.
@@ -173,7 +176,7 @@ class MaskBuffer:
 def masked_stacks(scopes: Sequence[MaskedScope], together: bool) -> list[MaskedStack]:
     """Return all scopes in stacks, those that lie alike together if a method may decide on them in one call."""
     apart = [scope for scope in scopes if not (together and scope.is_scored)]
-    alike = stacks(scope.scope for scope in scopes if together and scope.is_scored)
+    alike = stacks((scope.scope for scope in scopes if together and scope.is_scored), DECIDED)
     owner = {id(scope.scope): scope for scope in scopes}
     groups = [[scope] for scope in apart] + [[owner[id(scope)] for scope in stack.scopes] for stack in alike]
     return [MaskedStack(group) for group in groups]
