@@ -188,5 +188,5 @@ def _to_grid(region: BlockRegion, values: Tensor) -> Tensor:
     sizes = [hi - lo for lo, hi in region.grid]
     before = values.ndim - len(region.counts)
     order = (*range(before), *(d + before for d in inverse(region.order)))
-    values = values.reshape(*values.shape[:before], *permuted(sizes, region.order)).permute(order)
+    values = values.reshape([*values.shape[:before], *permuted(sizes, region.order)]).permute(order)
     return values.flip([d + before for d in region.flipped]) if region.flipped else values
