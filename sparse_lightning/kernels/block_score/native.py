@@ -69,7 +69,7 @@ using T = {accumulated};
 
 constexpr int64_t STEP = 512, AHEAD = 8192, ROWS = 4, LINE = 64;
 
-// Asks for memory that is read a little later. What lies outside of a tensor is never read, only asked for.
+// Prefetches memory that is read a little later. What lies outside of a tensor is never read.
 template <typename E>
 static inline void fetch(const E* begin, int64_t number, int64_t ahead) {{
     const char* at = reinterpret_cast<const char*>(begin) + ahead;
