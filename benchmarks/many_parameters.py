@@ -2,7 +2,8 @@
 
 Each case is checked first: exactly the pruned blocks are zero after a step. Then steps with and without the hook of the
 engine are interleaved in one run, with a hand-written loop over masks and `torch._foreach_mul_` beside them. Last, the
-time of the hold is fitted to the number of tensors and to their bytes. Run with `--quick` for the first table alone.
+time of the hold is fitted to the number of tensors and to their bytes. Run with `bars`, `growth`, `host` or `others` for
+a part.
 """
 
 from __future__ import annotations
@@ -118,7 +119,10 @@ def row(name: str, found: dict[str, float], tensors: int, bars: str = "") -> Non
     """Print one case."""
     beside = f"{found['hold'] / found['loop']:5.2f} × loop {found['hold'] / found['foreach']:5.2f} × foreach"
     update = f"update {found['update'] / tensors:7.1f} µs per parameter, {found['update'] / found['dense']:.3f} steps"
-    print(f"{name:24s} step {found['step']:6.3f} × dense, hold {found['hold']:8.0f} µs ({beside}), {update}{bars}")
+    print(
+        f"{name:24s} step {found['step']:6.3f} × dense, hold {found['hold']:8.0f} µs ({beside}), {update}{bars}",
+        flush=True,
+    )
 
 
 def fitted(points: list[tuple[float, float]]) -> float:
@@ -173,23 +177,35 @@ def growth() -> None:
     print(f"growth with bytes at 16 tensors: exponent {fitted(same_count):.2f} ({times})")
 
 
-def main() -> None:
-    """Check, measure, print."""
-    print(f"{torch.get_num_threads()} threads, batch of {BATCH}, {SPARSITY:.0%} sparsity")
+def print_bars() -> None:
+    """Print the cases with limits."""
     for name, (make, arguments, step, update) in BARS.items():
         stack = make(*arguments)
         row(name, measure(stack, 100), stack.parameters(), f"  (at most {step}, {update} µs)")
-    if "--quick" in sys.argv:
-        return
+
+
+def print_others() -> None:
+    """Print cases from few small tensors to large ones, of all kinds of blocks."""
     for name, (layers, size, pattern) in OTHERS.items():
         sparsity = 0.5 if isinstance(pattern, NM | Neurons) else SPARSITY
         stack = Stack(layers, size, pattern, sparsity)
         row(name, measure(stack, 6 if size == 4096 else 20), stack.parameters())
-    growth()
+
+
+def print_host() -> None:
+    """Print the time of the host in a hold on a GPU."""
     host = host_time()
-    print(
-        f"host time of a hold of 500 parameters on a GPU, without the launch: {host or math.nan:.0f} µs (at most 100)"
-    )
+    print(f"host time of a hold of 500 parameters on a GPU, without the launch: {host or math.nan:.0f} µs (limit 100)")
+
+
+PARTS = {"bars": print_bars, "growth": growth, "host": print_host, "others": print_others}
+
+
+def main() -> None:
+    """Check, measure, print: all parts, or those that are named."""
+    print(f"{torch.get_num_threads()} threads, batch of {BATCH}, {SPARSITY:.0%} sparsity", flush=True)
+    for name in sys.argv[1:] or PARTS:
+        PARTS[name]()
 
 
 if __name__ == "__main__":
