@@ -2,8 +2,9 @@
 
 Each case is checked first: exactly the pruned blocks are zero after a step. Then steps with and without the hook of the
 engine are interleaved in one run, with a hand-written loop over masks and `torch._foreach_mul_` beside them. Last, the
-time of the hold is fitted to the number of tensors and to their bytes. Run with `bars`, `growth`, `host` or `others` for
-a part.
+time of the hold is fitted to the number of tensors and to their bytes.
+
+Run with `bars`, `growth`, `host` or `others` for a part.
 """
 
 from __future__ import annotations
@@ -119,10 +120,8 @@ def row(name: str, found: dict[str, float], tensors: int, bars: str = "") -> Non
     """Print one case."""
     beside = f"{found['hold'] / found['loop']:5.2f} × loop {found['hold'] / found['foreach']:5.2f} × foreach"
     update = f"update {found['update'] / tensors:7.1f} µs per parameter, {found['update'] / found['dense']:.3f} steps"
-    print(
-        f"{name:24s} step {found['step']:6.3f} × dense, hold {found['hold']:8.0f} µs ({beside}), {update}{bars}",
-        flush=True,
-    )
+    held = f"step {found['step']:6.3f} × dense, hold {found['hold']:8.0f} µs ({beside})"
+    print(f"{name:24s} {held}, {update}{bars}", flush=True)
 
 
 def fitted(points: list[tuple[float, float]]) -> float:
