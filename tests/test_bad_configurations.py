@@ -35,6 +35,7 @@ BAD = {
     "update_every=0": "update_every: 0 is too small: it must be at least 1",
     "update_every=2.5": "update_every: 2.5 is not a whole number",
     "schedule.final=1.5": "schedule: final=1.5 of Cubic: a sparsity must lie between 0",
+    "schedule.begin=-3": "schedule: begin=-3 of Cubic is not a step",
     "schedule.final=high": "schedule.final: 'high' is not float",
     "schedule.final=null": "schedule.final: None is not float",
     "schedule.begin=0.9": "ends before it begins",

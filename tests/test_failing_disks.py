@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from sparse_lightning.callbacks.saving import WholeFiles, partial_path, save
 from sparse_lightning.errors import ConfigError
 
 OWN = str(Path(__file__).parent / "own_conf")
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -76,6 +78,9 @@ def test_a_run_resumes_from_the_checkpoint_before_the_one_that_was_cut_short(cal
     assert code == 0, lines
     assert f"{files[-1].name} is truncated, and passed over for " in lines[0]
     assert torch.load("mine/checkpoints/last.ckpt", weights_only=True)["global_step"] == 12
+    code, lines = call("folder=mine", "ckpt_path=last", "trainer.max_epochs=3", "model.hidden=16")
+    assert code == 2
+    assert "has first.weight of shape (32, 64), and DigitsMLP one of (16, 64)" in lines[-1]
 
 
 class Cut(Exception):
@@ -119,6 +124,36 @@ def test_a_folder_that_cannot_be_made_is_one_line(typed, reason, call):
     code, [line] = call(typed)
     assert code == 2
     assert re.search(reason, line), line
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """A current folder that this user cannot write to; root may write anywhere, and becomes another user here."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o555)
+        monkeypatch.chdir(folder)
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.seteuid(NOBODY)
+        try:
+            if not os.access(OWN, os.R_OK, effective_ids=True):
+                pytest.skip("another user cannot read the repository")
+            yield
+        finally:
+            if is_root:
+                os.seteuid(0)
+            monkeypatch.undo()
+            os.chmod(folder, 0o755)
+
+
+@pytest.mark.parametrize("typed", [["folder=mine"], ["hydra.run.dir=mine"], [], ["-m", "seed=1,2"]], ids=str)
+def test_a_read_only_folder_is_one_line(typed, call, read_only):
+    code, [line] = call(*typed)
+    assert code == 2
+    assert re.search(r": the run's folder cannot be used: Permission denied\. Choose another one by folder=", line), (
+        line
+    )
+    assert os.listdir() == []
 
 
 @pytest.mark.parametrize("size", [300, 20_000])

@@ -141,3 +141,16 @@ def test_a_file_beside_the_recipe_does_not_stand_for_a_plugin(tmp_path):
     Path(tmp_path, "hydra", "launcher", "joblib.yaml").write_text(text)
     with pytest.raises(UntrustedError, match=r"hydra\.launcher\.\w+: .* is not allowed in a recipe"):
         check_runs(["hydra/launcher=joblib"], str(tmp_path))
+
+
+def test_a_launcher_in_a_file_of_the_user_may_use_what_hydra_has_and_what_is_trusted(tmp_path):
+    Path(tmp_path, "hydra", "launcher").mkdir(parents=True)
+    file = Path(tmp_path, "hydra", "launcher", "mine.yaml")
+    typed = ["hydra/launcher=mine", "seed=1,2", "recipe=digits_blocks"]
+    file.write_text("defaults: [basic]", "utf-8")
+    assert len(check_runs(typed, str(tmp_path), True).runs) == 2
+    file.write_text("_target_: os.system", "utf-8")
+    with pytest.raises(UntrustedError, match=r"launcher\._target_: 'os\.system' is not allowed.*trusted_targets"):
+        check_runs(typed, str(tmp_path), True)
+    file.write_text("_target_: hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "utf-8")
+    check_runs([*typed, "trusted_targets=[hydra_plugins]"], str(tmp_path), True)

@@ -17,6 +17,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 import sparse_lightning
 from sparse_lightning.app.allowlist import ALLOWED, FILES, FOLDERS, INPUTS, PACKAGES, UPLOADS, is_within
@@ -28,7 +29,7 @@ from sparse_lightning.app.compose import compose
 from sparse_lightning.app.shards import check_checkpoint, check_word
 from sparse_lightning.app.trust import check_trust, instantiate
 from sparse_lightning.app.yaml_limits import MAX_FILES, YamlLimits
-from sparse_lightning.errors import ConfigError, UntrustedError
+from sparse_lightning.errors import CheckpointError, ConfigError, UntrustedError
 
 HOSTILE = Path(__file__).parent / "hostile"
 RECIPES = sorted((HOSTILE / "recipe").glob("*.yaml"))
@@ -92,20 +93,42 @@ def test_the_command_line_refuses_before_hydra_runs_anything(proof):
 def test_a_checkpoint_that_would_run_code_is_refused(proof):
     torch.save({"state_dict": {}, "evil": Evil(proof)}, "evil.ckpt")
     with pytest.raises(ConfigError, match=r"evil\.ckpt holds more than tensors and plain values: \w"):
-        check_checkpoint(L.Trainer(logger=False, accelerator="cpu"), "evil.ckpt")
+        check_checkpoint(L.Trainer(logger=False, accelerator="cpu"), BoringModel(), "evil.ckpt")
     assert not proof.exists()
     torch.load("evil.ckpt", weights_only=False)
     assert proof.exists(), "it would have"
 
 
+OTHER_MODELS = {
+    "weight": (
+        torch.ones(3, 32),
+        r"has layer\.weight of shape \(3, 32\), and BoringModel one of \(2, 32\), and 1 more",
+    ),
+    "name": (None, r"has other, which BoringModel does not have: resume with the model"),
+}
+
+
+@pytest.mark.parametrize(("weight", "text"), OTHER_MODELS.values(), ids=OTHER_MODELS)
+def test_a_checkpoint_of_another_model_is_refused_before_it_is_loaded(weight, text, tmp_path):
+    model, trainer = BoringModel(), L.Trainer(logger=False, accelerator="cpu")
+    wider = {"layer.weight": weight, "layer.bias": torch.ones(3)}
+    state = wider if weight is not None else {**model.state_dict(), "other": torch.ones(1)}
+    torch.save({"state_dict": state}, tmp_path / "other.ckpt")
+    with pytest.raises(CheckpointError, match=rf"ckpt_path: .*other\.ckpt {text}"):
+        check_checkpoint(trainer, model, tmp_path / "other.ckpt")
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "own.ckpt")
+    check_checkpoint(trainer, model, tmp_path / "own.ckpt")
+
+
 @pytest.mark.parametrize("size", [0, 300])
 def test_a_truncated_checkpoint_is_refused(size, tmp_path):
-    torch.save({"state_dict": {"weight": torch.ones(99)}}, tmp_path / "cut.ckpt")
+    model = BoringModel()
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "cut.ckpt")
     trainer = L.Trainer(logger=False, accelerator="cpu")
-    check_checkpoint(trainer, tmp_path / "cut.ckpt")
+    check_checkpoint(trainer, model, tmp_path / "cut.ckpt")
     os.truncate(tmp_path / "cut.ckpt", size)
     with pytest.raises(ConfigError, match=r"cut\.ckpt is not a checkpoint, or is truncated"):
-        check_checkpoint(trainer, tmp_path / "cut.ckpt")
+        check_checkpoint(trainer, model, tmp_path / "cut.ckpt")
 
 
 def test_nothing_is_called_where_a_later_target_is_refused(tmp_path, monkeypatch):
@@ -507,3 +530,11 @@ def test_documented_module_paths_of_the_first_version_still_import():
     assert (former, run) == (instantiate, import_module("sparse_lightning.app.run").run)
     assert compose(["schedule.final=0.5"]).config.schedule.final == 0.5
     assert "cubic" in options("schedule")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_a_recipe_without_an_end_is_not_read(make, tmp_path, capsys):
+    (tmp_path / "recipe").mkdir()
+    make(tmp_path / "recipe" / "endless.yaml")
+    assert answer(["--config-dir", str(tmp_path), "recipe=endless"]) == 2
+    assert "recipe=endless is not allowed: its file is not a regular file. Use a YAML" in capsys.readouterr().err

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sparse_lightning import schedules
 from sparse_lightning.app import catalog
 from sparse_lightning.app.arguments import check_arguments, fits
 from sparse_lightning.app.folders import is_checkpoint
 from sparse_lightning.app.paths import check_written
 from sparse_lightning.app.trust import check_trust
-from sparse_lightning.errors import ConfigError, did_you_mean
+from sparse_lightning.errors import ConfigError, SparsityError, did_you_mean
 
 SETTINGS: dict[str, tuple[Any, str]] = {
     "name": (str, "a name"),
@@ -37,6 +38,7 @@ def check(config: dict[str, Any], trusted: Iterable[str] = ()) -> None:
         trusted: prefixes of dotted names that the user trusts.
     """
     prefixes = tuple(trusted)
+    _check_schedule(config.get("schedule"), prefixes)
     check_trust(config, trusted=prefixes)
     _check_keys(config)
     for name, (hint, wanted) in SETTINGS.items():
@@ -51,6 +53,22 @@ def check(config: dict[str, Any], trusted: Iterable[str] = ()) -> None:
         _check_group(config[group], group)
     check_written(config)
     _check_checkpoint(config["ckpt_path"])
+
+
+def _check_schedule(node: Any, trusted: tuple[str, ...]) -> None:
+    """Build a schedule of this package, which needs no torch, so that a value out of range is reported at once."""
+    target = node.get("_target_") if isinstance(node, dict) else None
+    package, _, name = str(target).rpartition(".")
+    values = {key: value for key, value in node.items() if key != "_target_"} if isinstance(node, dict) else {}
+    is_flat = not any(str(key).startswith("_") or isinstance(value, (dict, list)) for key, value in values.items())
+    if package not in ("sparse_lightning", schedules.__name__) or name not in schedules.__all__ or not is_flat:
+        return
+    check_trust({"schedule": node}, trusted=trusted)
+    check_arguments(node, "schedule")
+    try:
+        getattr(schedules, name)(**values)
+    except SparsityError as error:
+        raise ConfigError(f"schedule: {error}") from error
 
 
 def _check_keys(config: dict[str, Any]) -> None:

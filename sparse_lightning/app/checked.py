@@ -72,8 +72,9 @@ def check_runs(typed: Sequence[str], config_dir: str | None = None, multirun: bo
         multirun: whether several values are a sweep.
     """
     typed = spelled_out(typed, config_dir)
-    user, given = Typed(tuple(typed)), [*typed, *search_path(config_dir)]
-    lines, chosen = expanded(typed), _chosen(typed)
+    user, own = Typed(tuple(typed)), _from_folder(typed, config_dir)
+    given = [line for line in [*typed, *search_path(config_dir)] if line not in own]
+    lines, chosen = expanded(typed), _chosen([line for line in typed if line not in own])
     main = compose(lines[0], config_dir)
     check_hydra(main.hydra, given, user.trusted, chosen)
     is_sweep = multirun or main.is_sweep
@@ -98,6 +99,26 @@ def _chosen(typed: Sequence[str]) -> DictConfig | None:
     if not any(line.lstrip("+").startswith("hydra/") for line in lines):
         return None
     return compose(lines).hydra
+
+
+def _from_folder(typed: Sequence[str], config_dir: str | None) -> list[str]:
+    """Return the choices of Hydra's plugins by a file of the user's folder: its targets are checked as in a recipe.
+
+    The folder may be someone else's, so that a choice by its name is no word of trust in what the file says.
+    """
+    pairs = [(line, *line.lstrip("+").partition("=")[::2]) for line in typed]
+    chosen = [(line, Path(key, f"{name}.yaml")) for line, key, name in pairs if key.startswith("hydra/")]
+    own = [line for line, file in chosen if config_dir is not None and Path(config_dir, file).is_file()]
+    return [line for line in own if not _is_known(line)]
+
+
+def _is_known(line: str) -> bool:
+    """Whether Hydra or a plugin has the option that a line chooses."""
+    try:
+        compose([line])
+    except ConfigError:
+        return False
+    return True
 
 
 def _params(main: Composed) -> list[str]:

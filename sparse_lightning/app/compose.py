@@ -181,6 +181,8 @@ def _translated(error: Exception, overrides: Sequence[str], config_dir: str | No
     if found := _NO_OPTION.search(text):
         group, option = found["group"], found["option"]
         known = options(group, config_dir)
+        if option in known:
+            return ConfigError(f"{group}={option} is not allowed: its file is not a regular file. Use a YAML file")
         return ConfigError(f"{group}: there is no option {option!r}{did_you_mean(option, known)}")
     if found := _NO_PACKAGE.search(text):
         return ConfigError(f"{found['file']}: the first line must be `# @package _global_`, above any other comment")

@@ -100,7 +100,8 @@ def _check_kinds(plain: dict[str, Any]) -> None:
 def _check_target(target: Target, allowed: tuple[str, ...]) -> None:
     """Raise `UntrustedError` unless a name, and the object that it stands for, are in an allowed package."""
     reason = (
-        "it is not a plugin of Hydra's own, and not in trusted_targets. Choose it on the command line if you trust it"
+        "it is not a plugin of Hydra's own, and not in trusted_targets. If you trust it, choose it on the command "
+        "line, and if it stands in a file of your own, add it to trusted_targets there"
     )
     if not isinstance(target.path, str) or not is_within(target.path, allowed):
         raise target.not_allowed(reason)

@@ -148,7 +148,7 @@ class PreparedRun:
         model, data = self._factory.model_and_data()
         self._factory.check_patterns(self._pruning.sparsifier, model)
         check_model(self.trainer, model)
-        check_checkpoint(self.trainer, ckpt_path)
+        check_checkpoint(self.trainer, model, ckpt_path)
         check_word(ckpt_path, self.config["trust_checkpoint"])
         return model, data, ckpt_path
 
@@ -165,9 +165,10 @@ class PreparedRun:
             return {name: float(value) for name, value in json.loads(ended.read_text("utf-8")).items()}
         ckpt_path = last_checkpoint(folder / "dense" / "checkpoints") if resumes else None
         baseline = Fit(self._factory)
-        check_checkpoint(baseline.trainer, ckpt_path)
+        model, data = self._factory.model_and_data()
+        check_checkpoint(baseline.trainer, model, ckpt_path)
         check_word(ckpt_path, self.config["trust_checkpoint"])
-        baseline.fit(*self._factory.model_and_data(), folder / "dense", ckpt_path)
+        baseline.fit(model, data, folder / "dense", ckpt_path)
         metrics = {name: float(value) for name, value in baseline.trainer.callback_metrics.items()}
         if baseline.trainer.is_global_zero:
             file.write_text(json.dumps(metrics, indent=2), "utf-8")

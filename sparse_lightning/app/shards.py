@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -10,9 +11,11 @@ import lightning as L
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 
 from sparse_lightning.callbacks.strategy import Sharded
-from sparse_lightning.errors import ConfigError, SparseLightningError, UntrustedError
+from sparse_lightning.errors import CheckpointError, ConfigError, SparseLightningError, UntrustedError
 from sparse_lightning.models.sharding import Shardable
 
 
@@ -41,10 +44,13 @@ def check_model(trainer: L.Trainer, model: L.LightningModule) -> None:
         )
 
 
-def check_checkpoint(trainer: L.Trainer, path: Path | str | None) -> None:
+def check_checkpoint(trainer: L.Trainer, model: L.LightningModule, path: Path | str | None) -> None:
     """Raise `ConfigError` for a checkpoint that the trainer cannot resume, or that holds more than data.
 
     Lightning loads checkpoints as data since 2.6. Here torch does so first, with any Lightning; tensors are not read.
+
+    Raises:
+        CheckpointError: for a checkpoint of another model.
     """
     if path is None:
         return
@@ -55,7 +61,8 @@ def check_checkpoint(trainer: L.Trainer, path: Path | str | None) -> None:
             "checkpoints for any trainer, set trainer.strategy.save_distributed_checkpoint=false"
         )
     try:
-        torch.load(Path(path) / "meta.pt" if in_shards else path, map_location="meta", mmap=True, weights_only=True)
+        file = Path(path) / "meta.pt" if in_shards else path
+        saved = torch.load(file, map_location="meta", mmap=True, weights_only=True)
     except UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         extra = found[1] if found else "something else"
@@ -64,6 +71,25 @@ def check_checkpoint(trainer: L.Trainer, path: Path | str | None) -> None:
         ) from error
     except (RuntimeError, EOFError) as error:
         raise ConfigError(f"ckpt_path: {path} is not a checkpoint, or is truncated: use another one") from error
+    if not in_shards and not is_overridden("on_load_checkpoint", model):
+        _check_weights(saved.get("state_dict", {}), model, path)
+
+
+def _check_weights(saved: Mapping[str, Tensor], model: L.LightningModule, path: Path | str) -> None:
+    """Raise `CheckpointError` where the weights of a checkpoint are not those of a model."""
+    own, name = model.state_dict(), type(model).__name__
+    shapes = {key: tuple(weight.shape) for key, weight in own.items() if not isinstance(weight, UninitializedParameter)}
+    wrong = [key for key, shape in shapes.items() if key in saved and tuple(saved[key].shape) != shape]
+    what = ""
+    if wrong:
+        more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
+        what = f"{wrong[0]} of shape {tuple(saved[wrong[0]].shape)}, and {name} one of {shapes[wrong[0]]}{more}"
+    elif model.strict_loading and (isinstance(model, Shardable) or not is_overridden("configure_model", model)):
+        unknown, missing = (sorted(set(a) - set(b)) for a, b in ((saved, own), (own, saved)))
+        what = f"{unknown[0]}, which {name} does not have" if unknown else ""
+        what = what or (f"no {missing[0]}, which {name} has" if missing else "")
+    if what:
+        raise CheckpointError(f"ckpt_path: {path} has {what}: resume with the model and the sizes of the saved run")
 
 
 def check_word(path: Path | str | None, is_trusted: bool) -> None:

@@ -45,6 +45,7 @@ class View:
                 f"a quantised tensor of shape {tuple(param.shape)} and dtype {param.dtype} has no View: its elements "
                 "are not the numbers that they stand for. Prune the weights before they are quantised"
             )
+        _check_strided(param)
         self.param = param
         self._base = Layout.of(param)
         self._layout = Layout(shape, stride, self._base.offset if offset is None else offset)
@@ -61,7 +62,10 @@ class View:
     @classmethod
     def from_existing(cls, x: View | Tensor) -> View:
         """Return a View unchanged, and a Parameter or Tensor as the identity view of itself, of this class."""
-        return x if isinstance(x, View) else cls(x, x.shape, x.stride())
+        if isinstance(x, View):
+            return x
+        _check_strided(x)
+        return cls(x, x.shape, x.stride())
 
     @property
     def layout(self) -> Layout:
@@ -292,6 +296,14 @@ def copy_(dst: View | Tensor, src: View | Tensor | float) -> None:
             given = _broadcast(Layout.of(values), to.shape)
     from_upright, opposed = given.flip(flipped).positive()
     _copy_opposed(upright.on(to.param.detach()), from_upright.on(values), opposed)
+
+
+def _check_strided(param: Tensor) -> None:
+    if param.layout != torch.strided:
+        raise LayoutError(
+            f"a tensor of shape {tuple(param.shape)} and layout {param.layout} has no View: it stores no zeros, and "
+            "has no strides. Convert it by to_dense()"
+        )
 
 
 def _broadcast(layout: Layout, shape: tuple[int, ...]) -> Layout:

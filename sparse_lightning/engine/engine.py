@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from sparse_lightning.blocks.shards import has_others
+from sparse_lightning.blocks.shards import has_others, is_sharded
 from sparse_lightning.engine import masks as packed
 from sparse_lightning.engine.budget_split import BudgetSplit
 from sparse_lightning.engine.compensating import Compensating
@@ -235,6 +235,8 @@ class Engine:
 
     def update_now(self) -> None:
         """Make one update at this step; it is postponed to the next step where scores cannot be computed."""
+        for scope in self.scopes:
+            scope.check_has_values()
         self._replaced.check()
         self._adapters.check()
         scores = self._score()
@@ -359,6 +361,14 @@ class Engine:
 
 
 def _dense_gradients(params: Iterable[Tensor]) -> dict[int, Tensor]:
-    """Return the gradients of parameters, by the id of the parameter, those that are sparse tensors left out."""
-    grads = {id(param): param.grad for param in params}
-    return {key: grad for key, grad in grads.items() if grad is not None and grad.layout == torch.strided}
+    """Return the gradients of parameters, by the id of the parameter, those that are sparse tensors left out.
+
+    One that was expanded, whose elements share memory, is replaced by a copy that can be written to.
+    """
+    found: dict[int, Tensor] = {}
+    for param in params:
+        if param.grad is not None and param.grad.layout == torch.strided:
+            if 0 in param.grad.stride() and not is_sharded(param):
+                param.grad = param.grad.contiguous()
+            found[id(param)] = param.grad
+    return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.budgets import Budget, ScoredScope
+from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.flow import Sources
 from sparse_lightning.methods import Method, UpdateContext
 from sparse_lightning.patterns import Attachment
@@ -42,6 +43,10 @@ class MaskedScope:
         self.masks: dict[str, Tensor] = {}
         self.memory: Tensor | None = None
 
+    def check_has_values(self) -> None:
+        """Raise an error if a parameter is on the meta device."""
+        check_has_values(self.name, self._parameters)
+
     def parameters(self) -> list[Tensor]:
         """Return the parameters that the blocks belong to, each once."""
         return self._parameters
@@ -59,7 +64,8 @@ class MaskedScope:
     def unscored(self) -> ScoredScope:
         """Return the scope for a budget that needs no scores; they are all zero and take no memory."""
         shape = (*self.scope.grid_shape, self.scope.numblk_per_scope())
-        return ScoredScope(self.name, self.scope, torch.zeros((), device=self.device).expand(shape), self.final)
+        device = torch.device("cpu") if self.device.type == "meta" else self.device  # counts are read from it
+        return ScoredScope(self.name, self.scope, torch.zeros((), device=device).expand(shape), self.final)
 
     def is_finite(self, sources: Sources) -> bool:
         """Whether scores that are computed only when blocks are chosen would all be finite."""
@@ -78,3 +84,12 @@ class MaskedScope:
         """Return the names of those masks that prune a block whose weights are not zero."""
         fitting = {n: b for n, b in self.blocks.items() if n in masks and masks[n].shape == b.grid_shape}
         return [n for n, b in fitting.items() if (masks[n].to(self.device) & (b.norms() != 0)).any()]
+
+
+def check_has_values(name: str, params: Iterable[Tensor]) -> None:
+    """Raise an error if a parameter of a scope is on the meta device, where tensors have a shape only."""
+    if any(param.is_meta for param in params):
+        raise SparseLightningError(
+            f"{name} is on the meta device, so that its weights have no values to score or to count: call to_empty() "
+            "on the model and load its weights, before the optimizer is made"
+        )

@@ -17,6 +17,7 @@ from sparse_lightning.compensation.removal import DAMP, removal_errors
 from sparse_lightning.compensation.weight_blocks import check_read, compensate, read_weights
 from sparse_lightning.engine.calibration import Calibration, Step
 from sparse_lightning.engine.defaults import default_criterion
+from sparse_lightning.engine.masked_scope import check_has_values
 from sparse_lightning.engine.ranks import agree, is_rank_zero
 from sparse_lightning.engine.short_forms import as_compensation, as_criterion
 from sparse_lightning.errors import FlowError, SparseLightningError, SparsityError
@@ -110,6 +111,8 @@ class _OneCall:
 
     def ordered(self, found: Sequence[Attachment]) -> list[Attachment]:
         """Return scopes in the order in which the model calls the last layer of each."""
+        for each in found:
+            check_has_values(each.name, each.scope.unique_params())
         blocks = [block for each in found for block in each.scope.blocks()]
         check_read(self._compensation, read_weights(blocks, self._model, self._names))
         reads = self._scorer(found[0]).program.names() - {"weight", "random"}

@@ -268,6 +268,12 @@ class Scoring:
             self._compensating.load_state_dict(state.get("gram_matrices", {}), int(state["step"]))
         if self._norms is not None:
             by_name = {names[id(p)]: p for p in self._parameters()}
+            unknown = sorted(set(state["input_norms"]) - set(by_name))
+            if unknown:
+                raise CheckpointError(
+                    f"the checkpoint has input norms of {unknown[0]}, which no pattern attaches: resume with the same "
+                    "model and patterns"
+                )
             self._norms.load_squares({by_name[n]: s.to(by_name[n].device) for n, s in state["input_norms"].items()})
 
 

@@ -21,6 +21,7 @@ from sparse_lightning.engine.engine import Engine
 from sparse_lightning.engine.first_masks import FirstMasks, check_first_masks, first_masks
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.engine.ranks import is_rank_zero
+from sparse_lightning.engine.saved_state import check_form
 from sparse_lightning.engine.short_forms import as_budget, as_compensation, as_criterion, as_method, as_schedule
 from sparse_lightning.errors import ShortRunWarning, SparseLightningError, SparsityError
 from sparse_lightning.flow import Criterion
@@ -290,6 +291,7 @@ class Sparsifier:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned: now, or when a model is attached, whichever comes second."""
+        check_form(state)
         if self._engine is None:
             self._pending, self._is_own = dict(state), False
         elif state:
@@ -307,5 +309,8 @@ def _not_zero(scopes: Iterable[MaskedScope], masks: Mapping[str, Tensor]) -> lis
 
 
 def _zero_fraction(scopes: Iterable[MaskedScope]) -> float:
-    zero, weights = count_zeros(block for scope in scopes for block in scope.scope.blocks())
+    listed = list(scopes)
+    for scope in listed:
+        scope.check_has_values()
+    zero, weights = count_zeros(block for scope in listed for block in scope.scope.blocks())
     return zero / weights if weights else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 from typing import Any, ClassVar, Literal, get_args
 
@@ -15,6 +16,9 @@ from sparse_lightning.flow.segments import Segments, floating
 from sparse_lightning.kernels.stage import OPERATIONS, FoldKind
 
 Per = Literal["parameter", "scope"]
+
+
+FP32 = torch.finfo(torch.float32)
 
 
 class Elementwise(Op):
@@ -35,6 +39,11 @@ class Elementwise(Op):
         for i, x in enumerate(inputs):
             if not isinstance(x, (int, float)):
                 values.append(self.expect(context, f"argument {i + 1}", x, FORMAT.ELEMENT, FORMAT.RAGGED))
+            elif FP32.max < abs(x) < math.inf:
+                raise FlowError(
+                    f"{self}: the number {str(x)[:20]} is beyond the range of fp32, in which scores are computed: use "
+                    f"one of a magnitude up to {FP32.max:.3g}, or math.inf"
+                )
         if not values:
             raise FlowError(f"{self}: all arguments are numbers, but at least one must be a value of the flow")
         for other in values[1:]:

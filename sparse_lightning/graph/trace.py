@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
@@ -63,10 +64,19 @@ def exported(name: str, model: nn.Module, inputs: ExampleInputs) -> tuple[Exampl
                 return used, program.run_decompositions({}) if in_place else program
         except Exception as error:  # torch.export raises errors of many kinds, those of the model's code included
             reason = error
-    raise CouplingError(
-        f"torch.export cannot trace {name}: {_first_lines(reason)}. Control flow that depends on data cannot be "
-        "traced: name the layers by the patterns Heads, Neurons and Filters, or Custom, which need no trace"
-    ) from reason
+    raise CouplingError(f"torch.export cannot trace {name}: {_first_lines(reason)}. {_advice(reason)}") from reason
+
+
+def _advice(error: Exception) -> str:
+    """Return what to do; errors of the model's own code, such as inputs that do not fit, are of Python's types."""
+    named = "name the layers by the patterns Heads, Neurons and Filters, or Custom, which need no trace"
+    if any(word in f"{type(error).__name__} {error}".lower() for word in _OF_DATA):
+        return f"Control flow that depends on data cannot be traced: {named}"
+    return f"Check that the model runs on the example inputs in eval mode; if it does, {named}"
+
+
+_OF_DATA = ("data-dependent", "datadependent", "could not guard", "could not extract specialized")
+"""What torch writes of a value that is known only when the model runs."""
 
 
 def _first_lines(error: Exception) -> str:
@@ -114,12 +124,12 @@ def _without_fast_path() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress what torch.export logs and warns: it is advice on its own internals."""
+    """Suppress what torch.export logs, warns and prints: it is advice on its own internals."""
     logger = logging.getLogger("torch")
     before = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import translate
 from functools import lru_cache
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
@@ -140,14 +141,14 @@ class Names:
         """Return the names of matching parameters, each with the text that the wildcards match."""
         self._check_not_computed(pattern)
         found = self._find(pattern, self.parameters)
-        _check_not_lazy({name: [self.parameters[name]] for name in found})
+        _check_can_be_divided({name: [self.parameters[name]] for name in found})
         return found
 
     def find_modules(self, pattern: str) -> dict[str, tuple[str, ...]]:
         """Return the names of matching modules, each with the text that the wildcards match."""
         self._check_not_computed(pattern, of_modules=True)
         found = self._find(pattern, self.modules)
-        _check_not_lazy({name: self.modules[name].parameters(recurse=False) for name in found})
+        _check_can_be_divided({name: self.modules[name].parameters(recurse=False) for name in found})
         return found
 
     def _check_not_computed(self, pattern: str, of_modules: bool = False) -> None:
@@ -192,13 +193,18 @@ def may_share(one: Layout | None, other: Layout | None) -> bool:
     return one is not None and other is not None and (not meet(one, other) or units_cross(one, other))
 
 
-def _check_not_lazy(found: Mapping[str, Iterable[nn.Parameter]]) -> None:
-    """Raise a PatternError if a parameter has no shape yet."""
-    for name, parameters in found.items():
-        if any(isinstance(parameter, UninitializedParameter) for parameter in parameters):
+def _check_can_be_divided(found: Mapping[str, Iterable[nn.Parameter]]) -> None:
+    """Raise a PatternError if a parameter has no shape yet, or no strides."""
+    for name, parameter in [(name, parameter) for name, listed in found.items() for parameter in listed]:
+        if isinstance(parameter, UninitializedParameter):
             raise PatternError(
                 f"{name} is lazy and has no shape yet, so it cannot be divided into blocks: run one batch through the "
                 "model before training"
+            )
+        if parameter.layout != torch.strided:
+            raise PatternError(
+                f"{name} has the layout {parameter.layout}, which stores no zeros, so it cannot be divided into "
+                "blocks: convert it by to_dense() before the optimizer is made, or exclude it"
             )
 
 
