@@ -81,6 +81,8 @@ class Budget(ABC):
             raise SparsityError(f"multiple_of={self.multiple_of!r} is out of range: pass a whole number of at least 1")
         object.__setattr__(self, "overrides", dict(self.overrides))
         for pattern, sparsity in self.overrides.items():
+            if not isinstance(pattern, str):
+                raise SparsityError(f"the override {pattern!r}={sparsity!r} has no name: pass a glob of scopes")
             _check_fraction(f"the override {pattern!r}", sparsity)
 
     @abstractmethod

@@ -46,6 +46,12 @@ BAD = {
     "method=rigl method.drop_fraction=2": "method: drop_fraction=2 is out of range",
     "budget.overrides={first.weight:0.5}": "in its present value: to add one, write +budget.overrides=",
     "+budget.overrides={frst.weight:0.5}": "budget.overrides: the override 'frst.weight' matches no pruned scope",
+    "+budget.overrides={7:0.5}": "budget: the override 7=0.5 has no name: pass a glob of scopes",
+    "trainer.accumulate_grad_batches=0": "trainer.accumulate_grad_batches: 0 is out of range: pass 1 or more",
+    "trainer.max_steps=0": "trainer.max_steps: 0 trains nothing: pass a positive number",
+    "trainer.limit_train_batches=0": "trainer.limit_train_batches: 0 trains nothing: pass a positive number",
+    "+trainer.gradient_clip_val=-1.0": "trainer.gradient_clip_val: -1.0 would reverse the gradients",
+    "model.hidden=99999999999999999999": "Overflow when unpacking long",
     "budget.overrides=0.5": "budget.overrides: 0.5 is not",
     "pattern.blocks.match=[frst.weight]": "pattern: Blocks(match=('frst.weight',), shape=(4, 4)): 'frst.weight'",
     "pattern.blocks.shape=[5,5]": "does not fit first.weight of shape (32, 64)",
@@ -150,9 +156,9 @@ for typed in sys.argv[2:]:
 
 
 def test_the_command_line_prints_one_message_and_imports_torch_last(tmp_path):
-    """In one process: typos of names are reported before torch is imported, invalid values after."""
-    typos = ["schedule=cubik", "schedule.finl=0.5", "recipe=smal", "seed=1,2"]
-    others = ["schedule.final=1.5", "pattern.blocks.match=[frst.weight]"]
+    """In one process: typos of names and schedules out of range are reported before torch is imported, others after."""
+    typos = ["schedule=cubik", "schedule.finl=0.5", "recipe=smal", "seed=1,2", "schedule.final=1.5"]
+    others = ["pattern.blocks.match=[frst.weight]"]
     command = [sys.executable, "-c", MESSAGES, OWN, *typos, *others]
     environment = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"}
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, env=environment)

@@ -131,3 +131,12 @@ def test_a_trace_that_fails_says_why_and_prints_nothing(capfd):
         sl.couplings(nn.Linear(8, 8), torch.ones(2, 7))
     assert "Control flow" not in str(found.value)
     assert "".join(capfd.readouterr()) == ""
+
+
+def test_prune_refuses_what_it_cannot_score():
+    net, batch = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), [torch.ones(2, 8)]
+    with pytest.raises(sl.PatternError, match=r"no patterns were passed.*such as Blocks\(\)"):
+        sl.prune(net, [], 0.5, batch, progress=False)
+    frozen = net.requires_grad_(False)
+    with pytest.raises(sl.FlowError, match=r"loss of the batches has no gradient: .*frozen.*requires_grad_\(\).*Wanda"):
+        sl.prune(frozen, [sl.Neurons("0", "1")], 0.5, batch, sl.Taylor(), step=lambda m, x: m(x).sum(), progress=False)

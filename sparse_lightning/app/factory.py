@@ -31,6 +31,7 @@ from sparse_lightning.flow import Criterion
 from sparse_lightning.methods import Method
 from sparse_lightning.patterns import Pattern, resolve
 from sparse_lightning.schedules import Schedule
+from sparse_lightning.schedules.schedule import is_number
 
 PARTS: dict[str, type] = {
     "schedule": Schedule,
@@ -97,6 +98,7 @@ class Factory:
         """Return a trainer without loggers, with callbacks beside those of the configuration."""
         node = {**self.config["trainer"], "_partial_": True}
         _check_validation(node)
+        _check_training(node)
         own = self._callbacks(node.pop("callbacks", None) or [])
         build = self._make(node, "trainer")
         with at("trainer"):
@@ -158,6 +160,23 @@ def _check_validation(node: dict[str, Any]) -> None:
             )
 
 
+def _check_training(node: dict[str, Any]) -> None:
+    """Raise `ConfigError` for values that Lightning accepts, and by which nothing or the reverse is trained."""
+    numbers = {key: value for key, value in node.items() if is_number(value)}
+    for key in ("max_steps", "limit_train_batches"):
+        if numbers.get(key) == 0:
+            raise ConfigError(f"trainer.{key}: 0 trains nothing: pass a positive number")
+    if numbers.get("accumulate_grad_batches", 1) < 1:
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches: {numbers['accumulate_grad_batches']} is out of range: pass 1 or more"
+        )
+    if numbers.get("gradient_clip_val", 0) < 0:
+        raise ConfigError(
+            f"trainer.gradient_clip_val: {numbers['gradient_clip_val']} would reverse the gradients: pass a positive "
+            "number, or null for no clipping"
+        )
+
+
 def _can_export(made: Any) -> bool:
     """Whether an object can be called with a folder, a model and a Sparsifier."""
     try:
@@ -178,15 +197,20 @@ def at(place: str) -> Iterator[None]:
         cause = error.__cause__
         if cause is None:
             raise ConfigError(f"{place}: {' '.join(str(error).split())}") from error
-        raise ConfigError(f"{_place(error, place)}: {cause}") from error
+        raise ConfigError(f"{_place(error, place)}: {_without_frames(cause)}") from error
     except ConfigError:
         raise
     except (SparseLightningError, ValueError, TypeError, ImportError, OSError, RuntimeError) as error:
-        raise ConfigError(f"{place}: {error}") from error
+        raise ConfigError(f"{place}: {_without_frames(error)}") from error
     except Exception as error:
         if type(error).__module__.startswith("lightning"):  # MisconfigurationException is a plain Exception
             raise ConfigError(f"{place}: {error}") from error
         raise
+
+
+def _without_frames(error: BaseException) -> str:
+    """Return the text of an error without the C++ stack that torch adds to some."""
+    return str(error).partition("\nException raised from")[0]
 
 
 def _place(error: InstantiationException, place: str) -> str:

@@ -13,7 +13,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
-from sparse_lightning.errors import SparseLightningError, SparsityError
+from sparse_lightning.errors import FlowError, SparseLightningError, SparsityError
 
 Step = Callable[[nn.Module, Any], Any]
 """Runs a model on a batch. What it returns is needed for gradients only: a loss."""
@@ -70,7 +70,14 @@ class Calibration:
         with self._evaluating(), torch.enable_grad(), self._own_gradients():
             for batch in self._moved():
                 self._model.zero_grad(set_to_none=True)
-                _loss_of(self._step(self._model, batch)).backward()  # type: ignore[no-untyped-call]
+                loss = _loss_of(self._step(self._model, batch))
+                if not loss.requires_grad:
+                    raise FlowError(
+                        "the loss of the batches has no gradient: the parameters are frozen, or step computes it "
+                        "without gradients. Call requires_grad_(), or pass a criterion without gradients, such as "
+                        "Wanda()"
+                    )
+                loss.backward()  # type: ignore[no-untyped-call]
                 yield
 
     def _moved(self) -> Iterator[Any]:

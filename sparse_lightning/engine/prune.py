@@ -20,7 +20,7 @@ from sparse_lightning.engine.defaults import default_criterion
 from sparse_lightning.engine.masked_scope import check_has_values
 from sparse_lightning.engine.ranks import agree, is_rank_zero
 from sparse_lightning.engine.short_forms import as_compensation, as_criterion
-from sparse_lightning.errors import FlowError, SparseLightningError, SparsityError
+from sparse_lightning.errors import FlowError, PatternError, SparseLightningError, SparsityError
 from sparse_lightning.flow import Criterion, InputNorms, Scorer, Sources
 from sparse_lightning.patterns import Attachment, Patterns
 from sparse_lightning.patterns.adapters import AdapterWatch
@@ -78,6 +78,8 @@ def prune(
         raise SparsityError(f"sparsity={sparsity} is out of range: pass a fraction from 0 to 1")
     names = Names(model)
     found = resolve_in(patterns, names)
+    if not found:
+        raise PatternError("no patterns were passed, so that nothing would be pruned: pass one, such as Blocks()")
     AdapterWatch(found, names)  # from now on, adapters keep what is pruned at zero
     as_compensation(compensation)
     scores = _default(found, model) if criterion is None else as_criterion(criterion)
