@@ -12,6 +12,7 @@ from sparse_lightning.blocks.shards import has_others, is_sharded, summed
 from sparse_lightning.compat.torch import recompile
 from sparse_lightning.compensation.reading_layer import ReadingLayer, reading_layers
 from sparse_lightning.errors import PatternError, SparseLightningError
+from sparse_lightning.flow.own_hook import OwnHook
 
 
 class GramMatrices:
@@ -45,7 +46,9 @@ class GramMatrices:
         self._of = {id(layer.weight): layer for layer in self.layers}
         self._sums: dict[int, Tensor] = {}
         modules = self._by_module
-        self._handles = [module.register_forward_pre_hook(self._collect, with_kwargs=True) for module in modules]
+        self._handles = [
+            module.register_forward_pre_hook(OwnHook(self._collect), with_kwargs=True) for module in modules
+        ]
         recompile()  # code that torch.compile has made before would not call the hooks
 
     def _collect(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sparse_lightning.blocks.shards import has_others, is_sharded, summed
 from sparse_lightning.compat.torch import recompile
+from sparse_lightning.flow.own_hook import OwnHook
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 """The layers whose inputs can be observed."""
@@ -52,7 +53,7 @@ class InputNorms(Mapping[Tensor, Tensor]):
         }
         self._watched = {param: layer for layer in layers for param in self._own[layer]}
         watched = [layer for layer in layers if self._own[layer]]
-        self._handles = [layer.register_forward_pre_hook(self._collect, with_kwargs=True) for layer in watched]
+        self._handles = [layer.register_forward_pre_hook(OwnHook(self._collect), with_kwargs=True) for layer in watched]
 
     @property
     def watched(self) -> list[Tensor]:
