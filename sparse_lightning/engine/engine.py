@@ -351,7 +351,7 @@ class Engine:
         # A checkpoint of 0.1.0 has neither.
         self._observed = int(state.get("observed", NEVER.step))
         self._grown.load(state.get("grown", {}))
-        self.last_update = Update(**state["last_update"])
+        self.last_update = Update(**{name: state["last_update"][name] for name in vars(NEVER)})
         # A run that is resumed with another length has another schedule, whose last update may be in the past.
         self._is_owed = self._is_owed or self._has_update_in(range(self.last_update.step + 1, self.step))
         is_past_end = self.step > self.schedule.span[1]

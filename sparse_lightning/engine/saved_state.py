@@ -19,7 +19,7 @@ EACH = "*"
 """Stands for all names in a form."""
 
 _MASK = {"shape": (list, tuple), "bits": torch.uint8}
-_SCORER = {"runs": int, "fields": {EACH: {EACH: Tensor}}}
+_SCORER = {"runs": int, "entries?": {EACH: int}, "fields": {EACH: {EACH: Tensor}}}
 FORM: Mapping[str, Any] = {
     "criterion": str,
     "method": str,
@@ -35,7 +35,10 @@ FORM: Mapping[str, Any] = {
     "input_norms": {EACH: Tensor},
     "gram_matrices": {EACH: Tensor},
 }
-"""What each entry is, where a state has it: a type, the dtype of a tensor, a mapping of forms, or alternatives."""
+"""What each entry is, where a state has it: a type, the dtype of a tensor, a mapping of forms, or alternatives.
+
+States of earlier versions may lack a key with a question mark; a state may have keys beyond these.
+"""
 
 
 def check_form(state: Any) -> None:
@@ -78,8 +81,9 @@ def _misfit(value: Any, form: Any, place: str) -> str | None:
 def _misfit_of_mapping(value: Any, form: Mapping[str, Any], place: str) -> str | None:
     if not isinstance(value, Mapping):
         return f"has a {type(value).__name__} as {place}, not a mapping"
-    forms = dict.fromkeys(value, form[EACH]) if EACH in form else form
-    if set(forms) != set(value) or not all(isinstance(key, str) for key in value):
+    named = {key.removesuffix("?"): inner for key, inner in form.items() if key.removesuffix("?") in {*value, key}}
+    forms = dict.fromkeys(value, form[EACH]) if EACH in form else named
+    if set(forms) - set(value) or not all(isinstance(key, str) for key in value):
         return f"has {_few(list(value))} in {place}, not {_few(list(forms))}"
     return next((f for key in forms if (f := _misfit(value[key], forms[key], f"{place}.{key}")) is not None), None)
 
