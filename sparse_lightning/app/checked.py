@@ -104,7 +104,7 @@ def _chosen(typed: Sequence[str]) -> DictConfig | None:
 def _from_folder(typed: Sequence[str], config_dir: str | None) -> list[str]:
     """Return the choices of Hydra's plugins by a file of the user's folder: its targets are checked as in a recipe.
 
-    The folder may be someone else's, so that a choice by its name is no word of trust in what the file says.
+    The folder may be someone else's, so that choosing it by name does not mean that its content is trusted.
     """
     pairs = [(line, *line.lstrip("+").partition("=")[::2]) for line in typed]
     chosen = [(line, Path(key, f"{name}.yaml")) for line, key, name in pairs if key.startswith("hydra/")]
