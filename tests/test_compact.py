@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from graph_models import PLAIN, SEQUENCE, TOKENS, VECTORS, hugging_face
+from graph_models import IMAGES, PLAIN, SEQUENCE, TOKENS, VECTORS, hugging_face
 from safetensors import safe_open
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -57,7 +57,20 @@ SIZES = {"vocab_size": 32, "hidden_size": 32, "max_position_embeddings": 32, "in
 LLAMA = hugging_face(
     "LlamaForCausalLM", **SIZES, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4, eos_token_id=None
 )
+GROUPED = {**SIZES, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
 HUGGING_FACE = {
+    "vit": hugging_face(
+        "ViTModel",
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=24,
+        image_size=8,
+        patch_size=4,
+    ),
+    "llama, eager": hugging_face("LlamaForCausalLM", **GROUPED, attn_implementation="eager"),
+    "mixtral": hugging_face("MixtralForCausalLM", **GROUPED, num_local_experts=4, experts_implementation="batched_mm"),
+    "neox, interleaved": hugging_face("GPTNeoXForCausalLM", **SIZES, num_hidden_layers=2, num_attention_heads=4),
     "gpt2": hugging_face("GPT2LMHeadModel", vocab_size=32, n_embd=16, n_layer=2, n_head=4, n_positions=32),
     "bert": hugging_face("BertModel", **SIZES, num_hidden_layers=2, num_attention_heads=4),
     "llama": LLAMA,
@@ -122,6 +135,8 @@ def check_graph(build, inputs, seed=0, prefer="outer"):
 
 
 def tokens_of(name):
+    if name == "vit":
+        return {"pixel_values": IMAGES}
     return {"input_ids": TOKENS, "decoder_input_ids": TOKENS} if name == "t5" else {"input_ids": TOKENS}
 
 
@@ -216,6 +231,26 @@ def test_llama_with_grouped_queries_generates_with_its_cache_as_the_masked_model
     options = {"max_new_tokens": 8, "do_sample": False, "use_cache": True, "pad_token_id": 0}
     assert torch.equal(model.generate(TOKENS, **options), small.generate(TOKENS, **options))
     assert len(left) == 4
+
+
+def test_a_hugging_face_model_of_equal_layers_is_saved_and_loaded_with_its_config(tmp_path):
+    torch.manual_seed(0)
+    model = LLAMA().eval()
+    prune(model, [Coupled("*.mlp*", {"input_ids": TOKENS})], 0.5, criterion="magnitude", progress=False)
+    prune(model, [Coupled("*attn*", {"input_ids": TOKENS})], 0.5, criterion="magnitude", progress=False)
+    small = compact(model, {"input_ids": TOKENS})
+    assert (small.config.intermediate_size, small.config.num_attention_heads, small.config.num_key_value_heads) == (
+        12,
+        4,
+        2,
+    )
+    assert model.config.num_attention_heads == 8
+    small.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert relative_error(model(TOKENS).logits, loaded(TOKENS).logits) < 1e-5
+    uneven = pruned(LLAMA, {"input_ids": TOKENS})
+    assert compact(uneven[0], uneven[1]).config.intermediate_size == 24
 
 
 def coupled_case(name):
@@ -506,6 +541,7 @@ def test_onnxruntime_has_the_outputs_of_the_masked_model_for_other_sizes(tmp_pat
     prune_units(model, (SEQUENCE,), 0)
     path = ONNX((SEQUENCE,))(tmp_path, model, SPARSIFIER)
     session = onnxruntime.InferenceSession(Path(path), providers=["CPUExecutionProvider"])
+    assert [each.shape for each in (*session.get_inputs(), *session.get_outputs())] == [["batch", "sequence", 16]] * 2
     for shape in ((2, 5), (3, 9)):
         x = torch.randn(*shape, 16)
         made = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]

@@ -48,3 +48,16 @@ def test_a_run_with_tiles_says_what_kept_blocks_need(tmp_path):
     assert costs["export"] == "blocks"
     assert costs["sparse"]["parameters"] < costs["dense"]["parameters"]
     assert costs["sparse"]["bytes"] < costs["dense"]["bytes"]
+
+
+def test_an_export_from_the_path_of_a_checkpoint_has_the_report_of_its_run(tmp_path):
+    first, other = tmp_path / "first", tmp_path / "other"
+    made = run(compose(UNITS, OWN).plain(first))
+    path = f"ckpt_path={first / 'checkpoints' / 'last.ckpt'}"
+    again = run(compose([*UNITS, "export=compact", path], OWN).plain(other))
+    before, after = (json.loads((folder / "results.json").read_text("utf-8")) for folder in (first, other))
+    assert again.table == made.table
+    assert after["sparse"] == before["sparse"] != {}
+    assert after["exports"][0]["file"] == "compact.safetensors"
+    assert "exports" not in before
+    assert not (other / "checkpoints").exists(), "it was trained again"

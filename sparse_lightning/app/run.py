@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from sparse_lightning.app.folders import last_checkpoint
 from sparse_lightning.app.paths import check_written
 from sparse_lightning.app.rank_zero import is_rank_zero
 from sparse_lightning.app.shards import check_checkpoint, check_model, check_word
-from sparse_lightning.report import Report, add_export, write_page
+from sparse_lightning.report import REPORT_FILES, Report, add_export, write_page
 
 BUILT_EARLY = ("trainer", "optimizer", "pattern", "schedule", "criterion", "method", "budget", "compensation", "export")
 """The groups whose objects are built before the folder of a run is known."""
@@ -101,8 +102,9 @@ class PreparedRun:
         """Train the dense baseline, if requested, and the sparse model; write all files."""
         folder = Path(self.config["folder"])
         model, data, ckpt_path = self.build()
-        if self._exporter is not None and ckpt_path is not None and self._has_ended(folder):
-            return self._export_ended(folder, model, ckpt_path)
+        ended = self._ended_run(folder, ckpt_path)
+        if self._exporter is not None and ckpt_path is not None and ended is not None:
+            return self._export_ended(ended, folder, model, ckpt_path)
         logger = self._factory.logger() if self._logger is None else self._logger
         if is_rank_zero():
             folder.mkdir(parents=True, exist_ok=True)
@@ -122,6 +124,14 @@ class PreparedRun:
                 add_export(folder, path)
                 write_page(folder)
 
+    def _ended_run(self, folder: Path, ckpt_path: Path | str | None) -> Path | None:
+        """Return the folder of the run that has ended with a checkpoint: this one, or that of the path; or None."""
+        if ckpt_path is None or self.config["ckpt_path"] == "last":
+            return folder if self._has_ended(folder) else None
+        source = Path(ckpt_path).resolve().parent.parent
+        is_last = last_checkpoint(source / "checkpoints") == source / "checkpoints" / Path(ckpt_path).name
+        return source if is_last and self._has_ended(source) else None
+
     def _has_ended(self, folder: Path) -> bool:
         """Whether a folder is that of a run that has ended, and was trained for as long as this one requests."""
         config = folder / "config.yaml"
@@ -130,8 +140,13 @@ class PreparedRun:
         before = yaml.safe_load(config.read_text("utf-8")).get("trainer", {})
         return all(before.get(name) == self.config["trainer"].get(name) for name in ("max_epochs", "max_steps"))
 
-    def _export_ended(self, folder: Path, model: L.LightningModule, ckpt_path: Path | str) -> RunResult:
-        """Export a run that has ended, without training."""
+    def _export_ended(self, ended: Path, folder: Path, model: L.LightningModule, ckpt_path: Path | str) -> RunResult:
+        """Export a run that has ended, without training; another folder gets the files of its report."""
+        if ended != folder.resolve() and is_rank_zero():
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in (*REPORT_FILES, "config.yaml", "dense.json"):
+                if (ended / name).is_file():
+                    shutil.copyfile(ended / name, folder / name)
         state = torch.load(ckpt_path, map_location="cpu", weights_only=True)["state_dict"]
         model.load_state_dict(state)
         self._export(folder, model)

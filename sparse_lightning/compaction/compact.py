@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from sparse_lightning.compaction.head_attributes import head_attributes
 from sparse_lightning.compaction.optimizers import check_state, rebind
+from sparse_lightning.compaction.pretrained_config import adapt_config
 from sparse_lightning.compaction.same_outputs import SizeSearch, check_same
 from sparse_lightning.compaction.size_attributes import Sizes, size_attributes
 from sparse_lightning.compaction.zero_units import KeptUnits, ZeroUnits, find_zero_units, warn_if_none
@@ -104,6 +105,7 @@ def compacted(model: nn.Module, inputs: Inputs = None) -> Compacted:
     made = _Builder(whole, found).build()
     search = SizeSearch(whole, made.model, made.attributes, found.units)
     check_same(whole, made.model, found.couplings.analysis.traced.inputs, search)
+    adapt_config(made.model, found.units)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,8 @@ from sparse_lightning.graph.inputs import Inputs
 
 HEADER = "sparse_lightning.compact"
 """The entry of the file's metadata that describes what was removed."""
+
+_log = logging.getLogger(__name__)
 
 Route = Literal["module", "graph"]
 
@@ -75,6 +78,7 @@ class Compact:
         check_whole(model, "units are counted in one", "Compact")
         if writes():
             path.parent.mkdir(parents=True, exist_ok=True)
+            _log.info("tracing %s, removing its zero units and comparing outputs", type(model).__name__)
             if self.route == "module":
                 _save_module(compacted(model, self.inputs), path)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.export.state import check_whole, writes
 from sparse_lightning.graph.inputs import Inputs
+
+DIMENSIONS = ("batch", "sequence")
+"""The names of the first dimensions of inputs, which may vary."""
+
+_log = logging.getLogger(__name__)
 
 
 class ONNX:
@@ -44,7 +50,9 @@ class ONNX:
         check_whole(model, "units are counted in one", "ONNX")
         if writes():
             small = compact_program(model, self.inputs)
+            _log.info("converting the program of %s to ONNX", type(model).__name__)
             made = _converted(small)
+            _name_dimensions(made.model.graph)
             _check(made, small, type(model).__name__)
             path.parent.mkdir(parents=True, exist_ok=True)
             made.save(path)
@@ -69,6 +77,28 @@ def _converted(small: SmallProgram) -> Any:
             return torch.onnx.export(small.program, dynamo=True, verbose=False)
     finally:
         logger.setLevel(before)
+
+
+def _name_dimensions(graph: Any) -> None:
+    """Name the dimensions that may vary by what they are, where torch has numbered them: batch, then sequence."""
+    names: dict[str, str] = {}
+    for value in graph.inputs:
+        for axis, size in enumerate(value.shape or ()):
+            if not isinstance(size, int) and size.value is not None:
+                _add_name(names, size.value, DIMENSIONS[axis] if axis < len(DIMENSIONS) else f"{value.name}_{axis}")
+    pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names))
+    values = [*graph.inputs, *(made for node in graph for made in node.outputs)] if names else []
+    for value in values:
+        for axis, size in enumerate(value.shape or ()):
+            if not isinstance(size, int) and size.value is not None:
+                value.shape[axis] = pattern.sub(lambda found: names[found[0]], size.value)
+
+
+def _add_name(names: dict[str, str], symbol: str, wanted: str) -> None:
+    """Name a symbol, once; another symbol of the same name gets a number."""
+    if symbol not in names:
+        same = sum(name.rstrip("_0123456789") == wanted for name in names.values())
+        names[symbol] = f"{wanted}_{same + 1}" if same else wanted
 
 
 def _check(made: Any, small: SmallProgram, name: str) -> None:

@@ -19,6 +19,9 @@ from sparse_lightning.report.outcome import Outcome
 from sparse_lightning.report.page import write_page
 from sparse_lightning.report.results_table import Results, main_metric, results_table
 
+REPORT_FILES = ("masks.safetensors", "masks.png", "sparsity.png", "table.txt", "results.json", "report.html")
+"""The names of the files that `write_report` writes."""
+
 
 def write_report(
     folder: Path,
