@@ -81,15 +81,19 @@ def write_run(folder: Path, names=("up.weight", "down.weight"), accuracy: float 
     return folder
 
 
-def test_a_page_shows_what_is_left_of_each_family(tmp_path):
+def test_a_page_shows_what_is_left_of_each_family_and_sizes_and_times(tmp_path):
     write_run(tmp_path)
     results = json.loads((tmp_path / "results.json").read_text("utf-8"))
     assert "Families" not in read(tmp_path).text()
     results["families"] = [{"name": "mlp (units)", "units": 1024, "left": 256}, {"name": "a", "units": 8, "left": 8}]
+    costs = {"dense": {"parameters": 4096, "bytes": 16384, "ms": 0.5}, "sparse": {"parameters": 1024, "bytes": 4096}}
+    results["footprint"] = {**costs, "export": "compact"}
     (tmp_path / "results.json").write_text(json.dumps(results), "utf-8")
     write_page(tmp_path)
     page = read(tmp_path)
     shown = page.keyed()
+    assert (shown["footprint.dense.parameters"], shown["footprint.sparse.bytes"]) == ("4,096", "4,096")
+    assert (shown["footprint.dense.ms"], shown["footprint.sparse.ms"]) == ("0.5000", "-")
     assert (shown["families.0.units"], shown["families.0.left"], shown["families.1.left"]) == ("1,024", "256", "8")
     assert "mlp (units)1,02425625.0%" in page.text()
 

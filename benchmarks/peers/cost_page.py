@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from cost import PATTERNS
 from growth import exponent
 from page import Page, Plot, Table
 from results import Record
@@ -35,17 +36,23 @@ def cost_page(records: list[Record], memory: list[Record], facts: list[str]) -> 
     """A table for each size and pattern."""
     peaks = {key_of(record, record.case["library"]): record.values["bytes"] for record in memory}
     tables = []
-    for pattern, weights, tensors in dict.fromkeys(tuple(key_of(r, "")[:3]) for r in records):
+    cases = dict.fromkeys(tuple(key_of(r, "")[:3]) for r in records)
+    for pattern, weights, tensors in sorted(cases, key=lambda case: (case[1], case[2], PATTERNS.index(case[0]))):
         here = [r for r in records if tuple(key_of(r, "")[:3]) == (pattern, weights, tensors)]
         headings = ["library", "step", "ramp", "update", "peak, MB", "checkpoint"]
         title = f"{pattern}, {weights / 1e6:g} M weights in {tensors} tensors"
-        tables.append(Table(title, headings, [cost_row(record, peaks) for record in here]))
+        tables.append(Table(title, headings, [cost_row(record, peaks) for record in sorted(here, key=order)]))
     return Page("cost", TEXT, facts, tables, [])
 
 
 def key_of(record: Record, library: str) -> tuple[str, int, int, str]:
     """Pattern, weights, tensors and library."""
     return record.case["pattern"], record.case["weights"], record.case["tensors"], library
+
+
+def order(record: Record) -> tuple[bool, str]:
+    """Ours first."""
+    return "sparse_light" not in record.case["library"], record.case["library"]
 
 
 def cost_row(record: Record, peaks: dict[tuple[str, int, int, str], int]) -> list[str]:
@@ -64,6 +71,24 @@ def cost_row(record: Record, peaks: dict[tuple[str, int, int, str], int]) -> lis
         "–" if own is None or dense is None else f"{(own - dense) / 1e6:.0f}",
         saved,
     ]
+
+
+def dearer(records: list[Record]) -> Table:
+    """Where our defaults cost more than the cheapest other library, by more than a tenth of a dense step."""
+    figures = {"step between": "step of the ramp", "step held": "step after the ramp", "update": "update"}
+    rows = []
+    for case in sorted({key_of(r, "")[:3] for r in records}, key=lambda c: (c[1], c[2], PATTERNS.index(c[0]))):
+        here = {r.case["library"]: r.values for r in records if key_of(r, "")[:3] == case}
+        ours = here.get("sparse_lightning, defaults")
+        others = {name: values for name, values in here.items() if "sparse_light" not in name}
+        for figure, title in figures.items() if ours and others else ():
+            costs = {name: v["step held" if figure == "step between" else figure] for name, v in others.items()}
+            best, own = min(costs, key=lambda name: costs[name]), ours.get(figure, ours["step held"])
+            if own > costs[best] + 0.1:
+                where = f"{case[0]}, {case[1] / 1e6:g} M weights in {case[2]} tensors"
+                rows.append([where, title, f"{own:.2f}", f"{costs[best]:.2f} ({best})"])
+    headings = ["pattern, model", "what", "our defaults, dense steps", "cheapest other library"]
+    return Table("Where our defaults cost more", headings, rows)
 
 
 def growth_page(records: list[Record], facts: list[str]) -> Page:
@@ -116,7 +141,9 @@ def speed_page(records: list[Record], facts: list[str]) -> Page:
             point = (time, statistics.mean(accuracies), min(accuracies), max(accuracies))
             lines.setdefault(library, []).append(point)
         file = "speed_" + task.lower().split()[0]
-        plots.append(Plot(file, task, "time of 64 inputs / dense", "accuracy, %", lines, (dense, "dense")))
+        seeds = max(len(found) for found in here.values())
+        title = f"{task} ({seeds} {'seed' if seeds == 1 else 'seeds'})"
+        plots.append(Plot(file, title, "time of 64 inputs / dense", "accuracy, %", lines, (dense, "dense")))
     return Page("speed", SPEED_TEXT, facts, tables, plots)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cost_page import cost_page, growth_page, speed_page
+from cost_page import cost_page, dearer, growth_page, speed_page
 from page import Page, Table
 from quality_page import parts_page, quality_page, verdicts
 from results import Results
@@ -100,6 +100,8 @@ def index(results: Results, made: list[Page]) -> Page:
     links = [f"[{QUESTIONS[page.name]}]({page.name}.md)" for page in made]
     absent = [f"Not measured: {text}." for name, text in QUESTIONS.items() if name not in [p.name for p in made]]
     tables: list[Table] = [verdicts(results.of("quality"))] if results.of("quality") else []
+    if results.of("cost"):
+        tables.append(dearer(results.of("cost")))
     return Page("README", TEXT, [*links, *absent], tables, [])
 
 

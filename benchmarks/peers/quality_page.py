@@ -104,9 +104,20 @@ def drawn(title: str, here: dict[tuple[float, str], Found], dense: Found | None)
     return Plot(file, shown, "sparsity, %", "accuracy, %", lines, None if dense is None else (dense.mean, "dense"))
 
 
+def with_common_seeds(records: list[Record]) -> list[Record]:
+    """Leave out what was measured with seeds that not all libraries have yet, at a task, pattern and sparsity."""
+    seeds: dict[tuple[str, str, float], dict[str, set[int]]] = {}
+    for record in records:
+        case = record.case
+        by_library = seeds.setdefault((case["task"], case["pattern"], case["sparsity"]), {})
+        by_library.setdefault(case["library"], set()).add(case["seed"])
+    common = {place: set.intersection(*by_library.values()) for place, by_library in seeds.items()}
+    return [r for r in records if r.case["seed"] in common[r.case["task"], r.case["pattern"], r.case["sparsity"]]]
+
+
 def verdicts(records: list[Record]) -> Table:
-    """Our defaults beside the best of the other libraries, for each task, pattern and sparsity."""
-    found = grouped(records)
+    """Our defaults beside the best of the other libraries at equal seeds, for each task, pattern and sparsity."""
+    found = grouped(with_common_seeds(records))
     rows = []
     for task, pattern, sparsity in dict.fromkeys((t, p, s) for t, p, s, _ in found if s):
         here = {lib: f for (t, p, s, lib), f in found.items() if (t, p, s) == (task, pattern, sparsity)}

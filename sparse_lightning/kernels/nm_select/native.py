@@ -19,8 +19,8 @@ from sparse_lightning.kernels.nm_select.reference import scores
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
-LARGE = 1 << 18
-"""Elements of a weight from which on the kernel is worth building, which takes about two seconds per process."""
+LARGE = 1 << 15
+"""Elements of a weight from which on the kernel is worth building, which takes about two seconds per machine."""
 
 LARGEST_GROUP = 64
 """In larger groups, comparing all pairs takes longer than sorting."""

@@ -14,7 +14,19 @@ from sparse_lightning.report.page.run_files import PAGE, RunFiles
 from sparse_lightning.report.page.tables import anything, bar_cell, count_cell, number_cell, table
 from sparse_lightning.report.results_table import number_text, shown_metrics
 
-KNOWN = ("metric", "dense", "sparse", "target", "actual", "step", "parameters", "scopes", "families", "history")
+KNOWN = (
+    "metric",
+    "dense",
+    "sparse",
+    "target",
+    "actual",
+    "step",
+    "parameters",
+    "scopes",
+    "families",
+    "footprint",
+    "history",
+)
 """Keys of results.json that have a place on the page; all others are shown as tables."""
 
 Results = dict[str, Any]
@@ -48,6 +60,7 @@ def run_page(files: RunFiles) -> str:
         section("Scopes", _scopes(found)),
         section("Families", *_families(found)),
         section("Parameters", _parameters(found)),
+        section("Sizes and times", _footprint(found)),
         *(section(_title(key), anything(_title(key), value)) for key, value in found.items() if key not in KNOWN),
         section("Files", _sizes(files)),
         section("Configuration", *listing(files.configuration, "config.yaml")),
@@ -141,6 +154,23 @@ def _families(found: Results) -> list[Markup]:
     text = "Units of the traced model that can be removed with all that reads them; export=compact drops zero ones."
     headings = ["family", "units", "left", "what is left"]
     return [note(text), table("Families: what is left of each", headings, rows, numbers=headings[1:])]
+
+
+def _footprint(found: Results) -> Markup:
+    costs = found.get("footprint")
+    if not isinstance(costs, dict) or not {"dense", "sparse", "export"} <= set(costs):
+        return Markup()
+    names = {"parameters": "parameters", "bytes": "bytes on disk", "ms": "ms per forward"}
+    rows = [
+        [title, *(_cost_cell(costs[kind].get(key), f"footprint.{kind}.{key}") for kind in ("dense", "sparse"))]
+        for key, title in names.items()
+    ]
+    headings = ["", "dense", f"sparse, export={costs['export']}"]
+    return table("Sizes and times, dense and sparse", headings, rows, numbers=headings[1:])
+
+
+def _cost_cell(value: float | None, key: str) -> Markup:
+    return count_cell(value, key) if isinstance(value, int) else number_cell(value, key)
 
 
 def _parameters(found: Results) -> Markup:
