@@ -169,7 +169,7 @@ def _footprint(found: Results) -> Markup:
     return table("Sizes and times, dense and sparse", headings, rows, numbers=headings[1:])
 
 
-def _cost_cell(value: float | None, key: str) -> Markup:
+def _cost_cell(value: Any, key: str) -> Markup:
     return count_cell(value, key) if isinstance(value, int) else number_cell(value, key)
 
 
