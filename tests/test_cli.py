@@ -21,6 +21,7 @@ from sparse_lightning.app.compose import compose
 from sparse_lightning.app.folders import fresh, last_checkpoint, last_run
 from sparse_lightning.app.job import Job
 from sparse_lightning.app.run import run
+from sparse_lightning.errors import ConfigError
 
 OWN = str(Path(__file__).parent / "own_conf")
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("HYDRA_FULL_ERROR", "PYTHONPATH")}
@@ -140,6 +141,22 @@ def test_a_run_from_any_folder_writes_its_files_and_can_be_resumed(command, call
     assert code == 0, said
     assert list(tmp_path.glob("outputs/small/*")) == [folder], "it resumes in its folder"
     assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 12
+
+
+def test_the_best_checkpoint_of_a_run_is_a_sparse_one(tmp_path):
+    """The first epochs have the highest loss, so that a plain ranking by the highest would keep a dense state."""
+    chosen = ["recipe=small", "compare_dense=false", "trainer.max_epochs=4", "monitor=val_loss", "monitor_mode=max"]
+    run(compose(chosen, OWN).plain(tmp_path))
+    best = torch.load(tmp_path / "checkpoints" / "best.ckpt", weights_only=True)
+    assert float((best["state_dict"]["first.weight"] == 0).float().mean()) == pytest.approx(0.9, abs=0.01)
+    assert best["global_step"] < 24
+
+
+def test_a_metric_that_the_model_does_not_log_cannot_rank(tmp_path):
+    with pytest.raises(ConfigError, match=r"monitor: the model logs .*val_loss, and no 'val_los': did you mean"):
+        run(compose(["recipe=small", "compare_dense=false", "monitor=val_los"], OWN).plain(tmp_path))
+    with pytest.raises(ConfigError, match="monitor_mode: 'up' is not min or max"):
+        run(compose(["recipe=small", "monitor_mode=up"], OWN).plain(tmp_path))
 
 
 @pytest.mark.slow

@@ -149,6 +149,7 @@ def test_private_names_of_other_libraries_are_used_in_compat_only():
         },
         "sparse_lightning/compat/torch.py": {
             "_dynamo",
+            "_op",
             "_ops",
             "_pytree",
             "_schema",

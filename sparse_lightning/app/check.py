@@ -22,6 +22,8 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     "observe_every": (int | None, "a whole number or null"),
     "masks": (str | None, '"from weights" or null'),
     "checkpoint_every": (int, "a whole number"),
+    "monitor": (str | None, "the name of a metric or null"),
+    "monitor_mode": (str, '"min" or "max"'),
     "compare_dense": (bool, "true or false"),
     "ckpt_path": (str | None, '"last", a path or null'),
     "trust_checkpoint": (bool, "true or false"),
@@ -47,6 +49,8 @@ def check(config: dict[str, Any], trusted: Iterable[str] = ()) -> None:
     for name in ("update_every", "observe_every", "checkpoint_every"):
         if config[name] is not None and config[name] < 1:
             raise ConfigError(f"{name}: {config[name]} is too small: it must be at least 1")
+    if config["monitor_mode"] not in ("min", "max"):
+        raise ConfigError(f"monitor_mode: {config['monitor_mode']!r} is not min or max")
     if not 0 <= config["seed"] < 2**32:
         raise ConfigError(f"seed: {config['seed']} is not between 0 and 2³² − 1")
     for group in catalog.groups():

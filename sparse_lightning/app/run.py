@@ -70,7 +70,7 @@ class PreparedRun:
         self._exporter = self._factory.exporter()
         self._factory.check_optimizer()
         self._report = Report(config["folder"])
-        self._fit = Fit(self._factory, [self._pruning, self._report])
+        self._fit = Fit(self._factory, [self._pruning, self._report], ranks=True)
         self._logger: Any = None
 
     @property
