@@ -504,7 +504,7 @@ def test_a_file_that_is_not_regular_is_refused(kind, tmp_path):
     os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
     with pytest.raises(ConfigError, match=r"is not allowed: it is not a regular file\. Use a YAML file"):
         YamlLimits().add(file)
-    with pytest.raises(ConfigError, match="there is no option 'endless'"):
+    with pytest.raises(ConfigError, match="recipe=endless is not allowed: its file is not a regular file"):
         check_runs(["recipe=endless"], str(tmp_path))
 
 
