@@ -57,8 +57,9 @@ on_two_devices = pytest.mark.parametrize("device", ["cpu", CUDA_ON_TWO])
 """By gloo on CPUs, and by NCCL on two GPUs."""
 
 
-@on_two_devices
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.exhaustive), CUDA_ON_TWO])
 def test_masks_of_two_devices_are_those_of_one(run, device):
+    """On CPUs, these layouts are among those of `test_masks_of_every_layout_are_those_of_one_process`."""
     printed = run(many_processes.check_layouts_of_two, device)
     for layout, (ranks, _) in LAYOUTS.items():
         assert (f"{layout}: 5 cases" in printed) == (ranks == 2), printed

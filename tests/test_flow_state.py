@@ -7,10 +7,12 @@ import io
 import pytest
 import torch
 from flow_cases import criterion_of, param, rows, scorer_for
+from hypothesis import given
+from hypothesis import strategies as st
 from poison import poison  # noqa: F401
 
 from sparse_lightning import BlockSpec, CheckpointError, ScopeSpec
-from sparse_lightning.flow import Load, Max, Mean, Pick, Rank, Save, Scorer, Stack, State, Sum
+from sparse_lightning.flow import Load, Max, Mean, Pick, Rank, Save, Scorer, Stack, State, Sum, paged
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -146,3 +148,24 @@ def test_stack_and_pick_hold_several_statistics_in_one_value():
     scorer = scorer_for(criterion_of(flow, pair=State(inner=(2, 1))), scope)
     assert scorer.score()[scope.block].tolist() == [[0, 0]]
     assert scorer.score()[scope.block].tolist() == [[23, 58]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=6), st.integers(1, 8))
+def test_ranges_are_read_and_written_as_an_index_of_each_entry(runs, long):
+    """Runs of places that do not overlap, in any order."""
+    starts, end = [], 0
+    for gap, length in runs:
+        starts.append((end + gap, length))
+        end += gap + length
+    index = torch.cat([torch.arange(start, start + length) for start, length in sorted(starts, key=lambda r: -r[1])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged, "RUN", long)
+        places = paged.Places.of(index)
+    buffer = torch.randn(end + 3, 1, 2)
+    assert torch.equal(places.read(buffer), buffer[index])
+    wanted, values = buffer.clone(), torch.randn(len(index), 1, 2)
+    wanted[index] = values
+    places.write(buffer, values)
+    assert torch.equal(buffer, wanted)
+    if long == 1:
+        assert not isinstance(places.found, torch.Tensor)

@@ -48,7 +48,7 @@ from sparse_lightning.kernels.nm_select import nm_select
 
 needs_compiler = pytest.mark.skipif(not compiled.has_compiler(), reason="there is no C++ compiler")
 LOWERINGS = [
-    pytest.param("cpu", "compiled", marks=[needs_compiler, pytest.mark.slow]),
+    pytest.param("cpu", "compiled", marks=[needs_compiler, pytest.mark.exhaustive]),
     *(pytest.param("cuda", lowering, marks=CUDA.marks) for lowering in ("reference", "compiled")),
     pytest.param("cuda", "triton", marks=[*CUDA.marks, needs_triton]),
     pytest.param("cuda", None, marks=CUDA.marks),

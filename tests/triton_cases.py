@@ -14,7 +14,7 @@ from fill_cases import bits, combine, filled, on_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from law_examples import examples
-from pairwise import in_turn, parametrize
+from pairwise import in_turn
 from poison import poison  # noqa: F401
 from triton_harness import case_device, is_interpreted
 
@@ -199,7 +199,7 @@ def make_weight(shape, dtype, strided):
     return weight
 
 
-@parametrize(
+@in_turn(
     groups=SELECTIONS,
     dtype=DTYPES,
     strided=["contiguous", "transposed", "sliced"],

@@ -94,6 +94,49 @@ _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by their bytes."""
 
 
+RUN = 256
+"""Entries of a range from which on copying ranges is faster than an index of each entry."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where entries are in a field: as a few long ranges if they are, else as an index of each.
+
+    Example:
+        >>> Places.of(torch.arange(512, 1024)).found
+        ((512, 1024),)
+        >>> Places.of(torch.tensor([2, 0])).found
+        tensor([2, 0])
+    """
+
+    found: Tensor | tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, index: Tensor) -> Places:
+        """Return the places of entries with these indices, in this order."""
+        breaks = (index.diff() != 1).nonzero().flatten().add(1)
+        if (len(breaks) + 1) * RUN > len(index):
+            return cls(index)
+        starts, ends = [0, *breaks.tolist()], [*breaks.tolist(), len(index)]
+        first = index[torch.tensor(starts, device=index.device)].tolist()
+        return cls(tuple((at, at + end - start) for at, start, end in zip(first, starts, ends, strict=True)))
+
+    def read(self, buffer: Tensor) -> Tensor:
+        """Return a copy of the entries of a buffer."""
+        if isinstance(self.found, Tensor):
+            return buffer[self.found]
+        return torch.cat([buffer[start:end] for start, end in self.found])
+
+    def write(self, buffer: Tensor, values: Tensor) -> None:
+        """Write entries of a buffer."""
+        if isinstance(self.found, Tensor):
+            buffer[self.found] = values
+            return
+        sizes = [end - start for start, end in self.found]
+        for (start, end), part in zip(self.found, torch.split(values, sizes), strict=True):
+            buffer[start:end] = part
+
+
 class PageTable:
     """The pages of each owner. All fields use one table, so that an entry has the same index in each of them."""
 
@@ -119,7 +162,11 @@ class PageTable:
         self._free = sorted(self._free + self.pages.pop(owner))
         del self.entries[owner]
 
-    def places(self, owner: str) -> Tensor:
+    def places(self, owner: str) -> Places:
+        """Return where the entries of an owner are in a buffer."""
+        return Places.of(self.indices(owner))
+
+    def indices(self, owner: str) -> Tensor:
         """Return the indices of the entries of an owner in a buffer: `(entries,)`."""
         pages = torch.tensor(self.pages[owner], dtype=torch.int64)
         return (pages.unsqueeze(-1) * PAGE + torch.arange(PAGE)).flatten()[: self.entries[owner]]
@@ -140,10 +187,10 @@ class PagedField:
         for page in pages:
             self.buffer[page * PAGE : (page + 1) * PAGE] = self.state.full(PAGE, self.buffer.device)
 
-    def load(self, places: Tensor) -> Tensor:
-        """Return the entries at these indices, `(S, D0, D1)`: a copy that later saves do not change."""
-        return self.buffer[places]
+    def load(self, places: Places) -> Tensor:
+        """Return the entries at these places, `(S, D0, D1)`: a copy that later saves do not change."""
+        return places.read(self.buffer)
 
-    def save(self, places: Tensor, values: Tensor) -> None:
-        """Write the entries at these indices, in place, converted to the dtype of the field."""
-        self.buffer[places] = self.state.convert(values)
+    def save(self, places: Places, values: Tensor) -> None:
+        """Write the entries at these places, converted to the dtype of the field."""
+        places.write(self.buffer, self.state.convert(values))

@@ -154,10 +154,12 @@ class Scorer:
         if not self._blocks or not self._fields:
             return
         proposal, places = self.propose(sources), self._ragged.places
-        finite = torch.stack([values.isfinite().all() for values in proposal.saved.values()]).all()
+        finite = _all_finite(list(proposal.saved.values()))
+        is_known = self._device.type == "cpu" and bool(finite)  # nothing has to wait for a CPU
         for name, values in proposal.saved.items():
             field = self._fields[name]
-            field.save(places, torch.where(finite, field.state.convert(values), proposal.loaded[name]))
+            before = proposal.loaded[name]
+            field.save(places, values if is_known else torch.where(finite, field.state.convert(values), before))
         self.runs += 1
 
     def propose(self, sources: Sources | None = None) -> Proposal:
@@ -293,3 +295,9 @@ def _alike_specs(stack: ScopeStack) -> Iterator[list[BlockSpec]]:
     """Yield the specs that stand at the same place in each scope of a stack."""
     listed = [[spec for block in scope.blocks() for spec in block.blocks()] for scope in stack.scopes]
     yield from (list(specs) for specs in zip(*listed, strict=True))
+
+
+def _all_finite(tensors: Sequence[Tensor]) -> Tensor:
+    """Return whether all values are finite, as a tensor on their device; each is read once."""
+    ends = [end.double() for values in tensors if values.numel() for end in torch.aminmax(values)]
+    return torch.stack(ends).isfinite().all() if ends else torch.tensor(True)
