@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 USUAL = 50
-"""Examples of a law by default; the environment variable EXAMPLES sets another number."""
+"""The examples that laws state their own number for."""
 
-EXAMPLES = int(os.environ.get("EXAMPLES", USUAL))
+EXAMPLES = int(os.environ.get("EXAMPLES", "35"))
+"""Examples of a law; the environment variable EXAMPLES sets another number."""
 
 
 def examples(usual: int) -> int:

@@ -49,6 +49,7 @@ def test_the_default_recipe_ends_with_its_table_and_files(console_script, tmp_pa
     check_files(folder, ran.stdout)
 
 
+@pytest.mark.exhaustive
 def test_other_recipes_do_so_too_in_one_sweep(console_script, tmp_path):
     ran = call(console_script, tmp_path, "-m", "recipe=digits_rigl,digits_filters", "schedule.final=0.8", *SHORT)
     assert ran.returncode == 0, ran.stderr
