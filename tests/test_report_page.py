@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from browser import MISSING, REASON, browser
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 from safetensors.torch import load_file, save_file
@@ -237,6 +237,8 @@ def test_an_empty_history_has_no_charts(tmp_path):
 
 
 @given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9))
+@example(0.0, 5e-324)
+@example(1.0, 1.0 + 2**-52)
 def test_ticks_are_few_even_and_span_the_values(one, other):
     low, high = sorted((one, other))
     found = ticks(low, high)

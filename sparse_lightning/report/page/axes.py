@@ -13,8 +13,9 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
         >>> ticks(0.0, 0.93), ticks(4, 4)
         ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [2.0, 3.0, 4.0, 5.0, 6.0])
     """
-    if not high > low:
-        size = abs(low) / 2 or 1.0
+    largest = max(abs(low), abs(high))
+    if not high - low > max(1e-9 * largest, 1e-200):  # no numbers lie between them that are worth a tick
+        size = largest / 2 if largest > 1e-200 else 1.0
         low, high = low - size, high + size
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
