@@ -151,12 +151,12 @@ def _checked(made: Any, place: str, kinds: tuple[type, ...]) -> Any:
 
 def _check_validation(node: dict[str, Any]) -> None:
     """Raise `ConfigError` for a distance between validations that Lightning accepts and then divides by."""
+    numbers = {key: value for key, value in node.items() if is_number(value)}
     for key in ("val_check_interval", "check_val_every_n_epoch"):
-        value = node.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+        if numbers.get(key, 1) <= 0:
             raise ConfigError(
-                f"trainer.{key}: {value} is out of range: pass a positive number, or trainer.limit_val_batches=0 for "
-                "no validation"
+                f"trainer.{key}: {numbers[key]} is out of range: pass a positive number, or "
+                "trainer.limit_val_batches=0 for no validation"
             )
 
 

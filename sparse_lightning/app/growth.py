@@ -59,9 +59,6 @@ def limited_growth() -> Iterator[Growth]:
     try:
         with resolving(growth.add):
             yield growth
-    except Exception:
-        if growth.is_too_large:  # OmegaConf wraps what is raised while it resolves
+    finally:
+        if growth.is_too_large:  # whatever OmegaConf makes of what is raised while it resolves
             raise growth.error() from None
-        raise
-    if growth.is_too_large:
-        raise growth.error()
