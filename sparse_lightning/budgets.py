@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sparse_lightning.blocks.ordering import descending_order
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.errors import PatternError, SparsityError
+from sparse_lightning.kernels.rank_select import descending_order
 from sparse_lightning.patterns.names import matches, nearest
 from sparse_lightning.renamed import adopt_renamed_method, renamed_arguments, renamed_attribute, renamed_names
 from sparse_lightning.schedules.schedule import is_number

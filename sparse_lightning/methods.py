@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sparse_lightning.blocks.ordering import descending_order
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.criteria import Gradient, Random
 from sparse_lightning.errors import SparsityError
 from sparse_lightning.flow import Criterion
+from sparse_lightning.kernels.rank_select import descending_order
 from sparse_lightning.renamed import adopt_renamed_method, renamed_arguments, renamed_attribute, renamed_names
 from sparse_lightning.schedules import Schedule
 

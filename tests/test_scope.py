@@ -23,7 +23,7 @@ from sparse_lightning import (
     SparsityBuilder,
     SparsityError,
 )
-from sparse_lightning.blocks.ordering import descending_order
+from sparse_lightning.kernels.rank_select import descending_order
 
 SCORES = [0.0, 1.0, 1.0, 2.0, -1.0, math.inf, -math.inf, math.nan]
 

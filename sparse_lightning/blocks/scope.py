@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_lightning.blocks.ordering import descending_order, rank_select
 from sparse_lightning.blocks.scope_index import ScopeIndex
 from sparse_lightning.blocks.sparse_block import SparseBlock, Values, joined
 from sparse_lightning.blocks.spec import BlockSpec, check_orders
 from sparse_lightning.blocks.thresholds import NEWTON_STEPS, Thresholds
 from sparse_lightning.blocks.view import View, from_blocks
 from sparse_lightning.errors import CouplingError, LayoutError, ScoreWarning, SparsityError
+from sparse_lightning.kernels.rank_select import descending_order, rank_select
 from sparse_lightning.layout import check_division, grid_shape, resolve_block_shape
 from sparse_lightning.layout.permutation import inverse, permuted
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sparse_lightning.blocks.ordering import descending_order
+from sparse_lightning.kernels.rank_select import descending_order
 
 
 def floating(dtype: torch.dtype) -> torch.dtype:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from sparse_lightning.kernels.rank_select import native, reference
+from sparse_lightning.kernels.rank_select.reference import descending_order
+
+__all__ = ["descending_order", "rank_select"]
 
 
 def rank_select(scores: Tensor, keep: Tensor) -> Tensor:
