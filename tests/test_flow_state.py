@@ -160,7 +160,7 @@ def test_ranges_are_read_and_written_as_an_index_of_each_entry(runs, long):
     index = torch.cat([torch.arange(start, start + length) for start, length in sorted(starts, key=lambda r: -r[1])])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paged, "RUN", long)
-        places = paged.Places.of(index)
+        places = paged.EntryIndex.of(index)
     buffer = torch.randn(end + 3, 1, 2)
     assert torch.equal(places.read(buffer), buffer[index])
     wanted, values = buffer.clone(), torch.randn(len(index), 1, 2)

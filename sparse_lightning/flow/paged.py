@@ -99,20 +99,20 @@ RUN = 256
 
 
 @dataclass(frozen=True)
-class Places:
+class EntryIndex:
     """Where entries are in a field: as a few long ranges if they are, else as an index of each.
 
     Example:
-        >>> Places.of(torch.arange(512, 1024)).found
+        >>> EntryIndex.of(torch.arange(512, 1024)).found
         ((512, 1024),)
-        >>> Places.of(torch.tensor([2, 0])).found
+        >>> EntryIndex.of(torch.tensor([2, 0])).found
         tensor([2, 0])
     """
 
     found: Tensor | tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, index: Tensor) -> Places:
+    def of(cls, index: Tensor) -> EntryIndex:
         """Return the places of entries with these indices, in this order."""
         breaks = (index.diff() != 1).nonzero().flatten().add(1)
         if (len(breaks) + 1) * RUN > len(index):
@@ -162,9 +162,9 @@ class PageTable:
         self._free = sorted(self._free + self.pages.pop(owner))
         del self.entries[owner]
 
-    def places(self, owner: str) -> Places:
+    def places(self, owner: str) -> EntryIndex:
         """Return where the entries of an owner are in a buffer."""
-        return Places.of(self.indices(owner))
+        return EntryIndex.of(self.indices(owner))
 
     def indices(self, owner: str) -> Tensor:
         """Return the indices of the entries of an owner in a buffer: `(entries,)`."""
@@ -187,10 +187,10 @@ class PagedField:
         for page in pages:
             self.buffer[page * PAGE : (page + 1) * PAGE] = self.state.full(PAGE, self.buffer.device)
 
-    def load(self, places: Places) -> Tensor:
+    def load(self, places: EntryIndex) -> Tensor:
         """Return the entries at these places, `(S, D0, D1)`: a copy that later saves do not change."""
         return places.read(self.buffer)
 
-    def save(self, places: Places, values: Tensor) -> None:
+    def save(self, places: EntryIndex, values: Tensor) -> None:
         """Write the entries at these places, converted to the dtype of the field."""
         places.write(self.buffer, self.state.convert(values))

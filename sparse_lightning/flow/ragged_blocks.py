@@ -11,7 +11,7 @@ from torch import Tensor
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.scope_stack import stacks
 from sparse_lightning.blocks.sparse_block import BlockSpec, SparseBlock
-from sparse_lightning.flow.paged import PageTable, Places
+from sparse_lightning.flow.paged import EntryIndex, PageTable
 from sparse_lightning.flow.segments import Segments
 
 
@@ -56,9 +56,9 @@ class RaggedBlocks:
         return self.join([block.block_sizes() for block in self.blocks.values()])
 
     @cached_property
-    def places(self) -> Places:
+    def places(self) -> EntryIndex:
         """Where the entry of each block is in a field of state."""
-        return Places.of(self.join([self._table.indices(owner) for owner in self.blocks]))
+        return EntryIndex.of(self.join([self._table.indices(owner) for owner in self.blocks]))
 
     @cached_property
     def groups(self) -> dict[str, Segments]:
