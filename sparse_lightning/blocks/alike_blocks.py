@@ -11,7 +11,7 @@ from sparse_lightning.blocks.local_blocks import Fold, LocalBlocks, combine_into
 from sparse_lightning.blocks.shards import held, local_like
 from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.kernels import block_score
-from sparse_lightning.kernels.stage import Stage, vanishes
+from sparse_lightning.kernels.stage import Stage
 
 SMALL = 1 << 16
 """The most weights of a parameter that is copied: the time of a larger one is that of its weights."""
@@ -43,7 +43,8 @@ class AlikeBlocks:
     Args:
         specs: of parameters that lie alike.
         others: for each further input, one tensor of the shape of the parameter for each spec.
-        zeros: `(specs, *grid of blocks)`, True for the blocks of which all weights are zero; None if none is known.
+        zeros: `(specs, *grid of blocks)`, True for blocks of which all folds are zero, whatever the tensors hold; None
+            if none is known.
     """
 
     def __init__(
@@ -52,18 +53,14 @@ class AlikeBlocks:
         self._specs, self._others, self._zeros = list(specs), others, zeros
 
     def fold_into(self, grids: Sequence[Tensor], stage: Stage, run: Fold, room: CopyRoom) -> None:
-        """Run a stage and combine the results into grids `(specs, *grid of blocks)`, one for each of its folds.
-
-        A stage that vanishes where weights are zero is zero there, whatever the other inputs are.
-        """
-        zeros = self._zeros if vanishes(stage) else None
-        self._fold(grids, stage, run, room, zeros)
-        if zeros is not None:
+        """Run a stage and combine the results into grids `(specs, *grid of blocks)`, one for each of its folds."""
+        self._fold(grids, stage, run, room)
+        if self._zeros is not None:
             for grid in grids:
-                grid.masked_fill_(zeros, 0)
+                grid.masked_fill_(self._zeros, 0)
 
-    def _fold(self, grids: Sequence[Tensor], stage: Stage, run: Fold, room: CopyRoom, zeros: Tensor | None) -> None:
-        if self._fold_in_place(grids, stage, run, zeros):
+    def _fold(self, grids: Sequence[Tensor], stage: Stage, run: Fold, room: CopyRoom) -> None:
+        if self._fold_in_place(grids, stage, run):
             return
         size = self._specs[0].param.numel()
         step = max(1, TOGETHER // max(1, size)) if size <= SMALL else 1
@@ -74,7 +71,7 @@ class AlikeBlocks:
             else:
                 self._copy(here, room).fold_into([grid[here] for grid in grids], stage, run)
 
-    def _fold_in_place(self, grids: Sequence[Tensor], stage: Stage, run: Fold, zeros: Tensor | None) -> bool:
+    def _fold_in_place(self, grids: Sequence[Tensor], stage: Stage, run: Fold) -> bool:
         """Run a stage on the tensors where they are; return whether the lowering can."""
         fold_many = block_score.fold_many(run)
         if fold_many is None:
@@ -82,12 +79,13 @@ class AlikeBlocks:
         first, tensors = self._part(0), self._locals(slice(None))
         folded = []
         for region in first.regions:
-            here = None if zeros is None else in_order_of(region, zeros)
-            folded.append(fold_many(stage, first.windows(region), tensors, here))
-        if any(values is None for values in folded):
-            return False
-        for region, values in zip(first.regions, folded, strict=True):
-            combine_into(grids, region, values or [], stage)
+            here = None if self._zeros is None else in_order_of(region, self._zeros)
+            values = fold_many(stage, first.windows(region), tensors, here)
+            if values is None:
+                return False
+            folded.append((region, values))
+        for region, values in folded:
+            combine_into(grids, region, values, stage)
         return True
 
     def _part(self, i: int) -> LocalBlocks:

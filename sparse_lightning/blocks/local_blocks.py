@@ -161,9 +161,7 @@ def combine_into(grids: Sequence[Tensor], region: BlockRegion, values: Sequence[
 
 def in_order_of(region: BlockRegion, grids: Tensor) -> Tensor:
     """Return what grids `(n, *grid of blocks)` hold of a region, in the order of its windows: `(n, n0, n1, …)`."""
-    found = grids[(slice(None), *_slices(region))]
-    found = found.flip([d + 1 for d in region.flipped]) if region.flipped else found
-    return found.permute(0, *(d + 1 for d in region.order)).reshape(len(grids), *region.counts)
+    return _from_grid(region, grids[(slice(None), *_slices(region))])
 
 
 def check_writable(view: Layout) -> None:
@@ -177,10 +175,12 @@ def _slices(region: BlockRegion) -> tuple[slice, ...]:
 
 
 def _from_grid(region: BlockRegion, values: Tensor) -> Tensor:
-    """Permute values from the order of the grid to the order of the windows of a region."""
+    """Permute values from the order of the grid to the order of the windows of a region, after further dimensions."""
+    before = values.ndim - len(region.grid)
     if region.flipped:
-        values = values.flip(region.flipped)
-    return values.permute(region.order).reshape(region.counts)
+        values = values.flip([d + before for d in region.flipped])
+    values = values.permute([*range(before), *(d + before for d in region.order)])
+    return values.reshape([*values.shape[:before], *region.counts])
 
 
 def _to_grid(region: BlockRegion, values: Tensor) -> Tensor:

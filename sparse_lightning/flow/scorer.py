@@ -26,6 +26,7 @@ from sparse_lightning.flow.ragged_blocks import RaggedBlocks
 from sparse_lightning.flow.sources import Sources
 from sparse_lightning.kernels import block_score
 from sparse_lightning.kernels.block_score import reference
+from sparse_lightning.kernels.stage import vanishes
 
 WORTH = 1 << 18
 """The weights of a parameter from which on its pruned blocks are passed over, one by one."""
@@ -80,6 +81,7 @@ class Scorer:
     ) -> None:
         self.criterion = criterion
         self.program = Program.of(trace(criterion, device))
+        self._vanishes = vanishes(self.program.stage)
         self.lowering = block_score.check_lowering(lowering, torch.device(device))
         self.seed = seed
         self.runs = 0
@@ -203,8 +205,8 @@ class Scorer:
         AlikeBlocks(specs, others, self._zeros(specs, sources)).fold_into(grids, self.program.stage, self._run, room)
 
     def _zeros(self, specs: Sequence[BlockSpec], sources: Sources) -> Tensor | None:
-        """Return which blocks of alike specs are pruned, if it takes longer to read them than to look."""
-        if not sources.pruned or specs[0].param.numel() < WORTH:
+        """Return which blocks of alike specs are pruned, if nothing is folded there and reading them takes longer."""
+        if not (sources.pruned and self._vanishes) or specs[0].param.numel() < WORTH:
             return None
         blocks = [(self._ragged.blocks[owner], owner, spec) for spec in specs for owner in [self._ragged.owners[spec]]]
         return torch.stack([block.grid_of(spec, sources.pruned[owner]) for block, owner, spec in blocks])
