@@ -55,8 +55,7 @@ def _rounds(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str, 
     times: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
     for i in range(WARMUP + rounds):
-        # Each action is first in turn, so that cache effects of one affect all others.
-        for name in names[i % len(names) :] + names[: i % len(names)]:
+        for name in _turn(names, i):
             action = actions[name]
             finish()
             start = time.perf_counter()
@@ -64,3 +63,13 @@ def _rounds(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str, 
             finish()
             times[name].append(time.perf_counter() - start)
     return {name: taken[WARMUP:] for name, taken in times.items()}
+
+
+def _turn(names: list[str], i: int) -> list[str]:
+    """Return the order of a round: each action is first in turn, and follows each other one as often.
+
+    Else the action after the one that needs most memory would always find the cache without its data.
+    """
+    first = i % len(names)
+    turned = names[first:] + names[:first]
+    return turned[::-1] if i // len(names) % 2 else turned
