@@ -1,6 +1,6 @@
 """Cases of stages in Triton against the plain fold: in the interpreter, or on a GPU. See `triton_harness`.
 
-Not collected by itself: `test_triton_stages.py` runs it in processes of its own.
+Not collected by itself: `test_triton_kernels.py` runs it in processes of its own.
 """
 
 from __future__ import annotations

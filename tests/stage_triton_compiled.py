@@ -1,6 +1,6 @@
 """Stages compiled ahead of time: vectors in the PTX, nothing spilled in the binary. See `triton_harness`.
 
-Not collected by itself: `test_triton_stages.py` runs it in a process of its own.
+Not collected by itself: `test_triton_kernels.py` runs it in a process of its own.
 """
 
 from __future__ import annotations

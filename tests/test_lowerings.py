@@ -1,6 +1,6 @@
 """Lowerings: the reference against the meaning of the operations, and the compiled lowering against the reference.
 
-Triton runs in a process of its own: see `test_triton_stages`.
+Triton runs in a process of its own: see `test_triton_kernels`.
 """
 
 from __future__ import annotations

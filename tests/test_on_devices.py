@@ -1,7 +1,7 @@
 """Every part on each device: flows, kernels, hold, a Trainer with AMP and clipping, CUDA graphs.
 
 Each law is stated for the CPU too, so that the tests themselves are tested where there is no GPU. Triton's kernels and
-several processes have tests of their own: see `test_triton_kernels`, `test_triton_stages` and `test_distributed`.
+several processes have tests of their own: see `test_triton_kernels` and `test_distributed`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tools to prove Triton kernels without a GPU: in Triton's interpreter, and compiled ahead of time.
 
-`TRITON_INTERPRET` is read when a kernel is defined, so the two need separate processes: `run_cases` runs a file of
+`TRITON_INTERPRET` is read when a kernel is defined, so the two need separate processes: `run_cases` runs files of
 ordinary pytest tests in one. Inside of it, kernels are called through the host code that users reach:
 
 - with `interpreted=True`, tensors on the CPU run through the interpreter, in place;
@@ -31,23 +31,22 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def run_cases(file: str, *, interpreted: bool, select: str = "", exhaustive: bool = False) -> None:
-    """Run a file of tests in its own process, and fail with its output where it fails.
+def run_cases(*files: str, interpreted: bool, exhaustive: bool = False) -> None:
+    """Run files of tests in a process of their own, and fail with its output where one fails.
 
     Args:
-        file: a file beside this one, whose name does not start with `test_`: it is collected only when named.
+        *files: files beside this one, whose names do not start with `test_`: they are collected only when named.
         interpreted: define the kernels for Triton's interpreter.
-        select: a pytest `-k` expression.
         exhaustive: run the cases that take long instead.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("TRITON_INTERPRET", "PYTEST_"))}
     environment |= {"TRITON_INTERPRET": "1"} if interpreted else {}
-    command = [sys.executable, "-m", "pytest", str(HERE / file), "-q", "-x", "-p", "no:cacheprovider", "-k", select]
-    command += ["-m", "exhaustive"] if exhaustive else []
+    command = [sys.executable, "-m", "pytest", *(str(HERE / file) for file in files), "-q", "-x", "-rA"]
+    command += ["-p", "no:cacheprovider", *(["-m", "exhaustive"] if exhaustive else [])]
     done = subprocess.run(command, cwd=HERE.parent, env=environment, capture_output=True, text=True)
-    # 5: nothing was selected, which would be a proof of nothing.
-    assert done.returncode == 0, f"{file} -k {select!r} failed:\n{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
-    assert re.search(r"\d+ passed", done.stdout), f"{file} -k {select!r} ran no test:\n{done.stdout}"
+    assert done.returncode == 0, f"{' '.join(files)} failed:\n{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
+    for file in files:  # where nothing was selected, nothing would be proven
+        assert re.search(rf"^PASSED .*\b{re.escape(file)}::", done.stdout, re.M), f"{file} ran no test:\n{done.stdout}"
 
 
 def is_interpreted() -> bool:
@@ -129,14 +128,22 @@ def _wide(kind: str, kernel) -> int:
 def spills(kernel) -> int:
     """How many accesses to local memory the binary of a compiled kernel has: what did not fit into registers.
 
-    They are counted, and not the bytes of the stack frame: LLVM may leave a frame behind that nothing uses.
+    They are counted, and not the bytes of the stack frame: LLVM may leave a frame behind that nothing uses. A kernel
+    without a frame has none, and need not be disassembled, which takes long.
     """
-    from triton import knobs
-
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-sass", file.name]
-        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        [stack] = re.findall(r"\bREG:\d+ STACK:(\d+)\b", _dump(file.name, "--dump-resource-usage"))
+        if stack == "0":
+            return 0
+        code = _dump(file.name, "--dump-sass")
     assert "EXIT" in code, f"no instructions in the binary of {kernel.metadata.name}:\n{code}"
     return len(re.findall(r"\b(?:LDL|STL)\b", code))
+
+
+def _dump(file: str, kind: str) -> str:
+    from triton import knobs
+
+    command = [knobs.nvidia.cuobjdump.path, kind, file]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
