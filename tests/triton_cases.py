@@ -279,10 +279,14 @@ def test_fill_by_a_table(place, dtype):
         assert torch.equal(storage.view(torch.uint8), wanted.view(torch.uint8))
 
 
-def fifty_parameters():
+MANY = 20 if is_interpreted() else 50
+"""Parameters of a step: in the interpreter, which is slow, no more than any two of their properties need to meet."""
+
+
+def many_parameters():
     """Parameters of mixed dtypes and strides, blocks of mixed shapes, and a shard of some of them."""
     torch.manual_seed(0)
-    for i in range(50):
+    for i in range(MANY):
         weight = torch.rand(16, 8 * (i % 4 + 1), device=case_device()).add(1).to(DTYPES[i % 3])
         weight = [weight, weight.t().contiguous().t(), torch.stack([weight, weight], -1)[..., 0]][i % 3]
         spec = BlockSpec(weight, [(4, 4), (1, 1), (3, 5), (1, -1)][i % 4], edge="partial")
@@ -297,7 +301,7 @@ def fifty_parameters():
 def test_all_parameters_of_a_step_take_one_launch(monkeypatch):
     from sparse_lightning.kernels.block_fill import triton
 
-    tensors, specs, parts = zip(*fifty_parameters(), strict=True)
+    tensors, specs, parts = zip(*many_parameters(), strict=True)
     windows, start = [], 0
     for i, (spec, part) in enumerate(zip(specs, parts, strict=True)):
         windows += part.fill_windows(i, Layout(spec.grid_shape, None, start))
@@ -328,7 +332,7 @@ def test_the_engine_launches_once_for_each_step(monkeypatch):
         monkeypatch.setattr(block_fill.native, "NativeFill", on_cpu)
     counted = CountedLaunches(triton._fill)
     monkeypatch.setattr(triton, "_fill", counted)
-    net = torch.nn.ModuleList([torch.nn.Linear(8 * (i % 3 + 1), 16) for i in range(50)]).to(case_device())
+    net = torch.nn.ModuleList([torch.nn.Linear(8 * (i % 3 + 1), 16) for i in range(MANY)]).to(case_device())
     net[::2].to(torch.bfloat16)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     sparsifier = Sparsifier([Blocks("*.weight", (4, 4))], Constant(0.5, end=0), update_every=1)
