@@ -308,7 +308,7 @@ def test_the_choice_of_a_lowering():
     assert block_score.choose(cpu, 1000) is reference.fold
     assert block_score.choose(cpu, 1000, "compiled") is compiled.fold
     if native.is_available():
-        assert block_score.choose(cpu, block_score.PAYS) is native.fold
+        assert block_score.choose(cpu, block_score.PAYS_ONCE) is native.fold
     elif compiled.has_compiler():
         assert block_score.choose(cpu, block_score.PAYS) is compiled.fold
 

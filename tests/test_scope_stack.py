@@ -121,6 +121,7 @@ def test_pruned_blocks_are_not_read_where_their_scores_are_zero_anyway(lowering,
     wide = st.integers(1, 16)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scorer_module, "WORTH", 1)
+        patch.setattr(scorer_module, "LINE", 1)
         patch.setattr(native, "LINE", data.draw(wide))
         pruned = {}
         for i, scope in enumerate(scopes):

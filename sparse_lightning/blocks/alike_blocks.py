@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparse_lightning.blocks.local_blocks import Fold, LocalBlocks, combine_into, in_order_of
+from sparse_lightning.blocks.local_blocks import Fold, LocalBlocks, combine_into, covers, in_order_of
 from sparse_lightning.blocks.shards import held, local_like
 from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.kernels import block_score
+from sparse_lightning.kernels.block_score import native
 from sparse_lightning.kernels.stage import Stage
 
 SMALL = 1 << 16
@@ -53,7 +54,14 @@ class AlikeBlocks:
         self._specs, self._others, self._zeros = list(specs), others, zeros
 
     def fold_into(self, grids: Sequence[Tensor], stage: Stage, run: Fold, room: CopyRoom) -> None:
-        """Run a stage and combine the results into grids `(specs, *grid of blocks)`, one for each of its folds."""
+        """Run a stage and combine the results into new grids `(specs, *grid of blocks)`, one for each of its folds.
+
+        Args:
+            grids: contiguous, each with the value of an empty fold.
+            stage: what to compute.
+            run: the lowering.
+            room: for copies.
+        """
         self._fold(grids, stage, run, room)
         if self._zeros is not None:
             for grid in grids:
@@ -80,10 +88,12 @@ class AlikeBlocks:
         folded = []
         for region in first.regions:
             here = None if self._zeros is None else in_order_of(region, self._zeros)
-            values = fold_many(stage, first.windows(region), tensors, here)
+            windows = first.windows(region)
+            is_direct = covers(region, first.grid_shape) and grids[0].dtype == native.grid_dtype(windows)
+            values = fold_many(stage, windows, tensors, here, grids if is_direct else None)
             if values is None:
                 return False
-            folded.append((region, values))
+            folded += [] if is_direct else [(region, values)]
         for region, values in folded:
             combine_into(grids, region, values, stage)
         return True

@@ -164,6 +164,12 @@ def in_order_of(region: BlockRegion, grids: Tensor) -> Tensor:
     return _from_grid(region, grids[(slice(None), *_slices(region))])
 
 
+def covers(region: BlockRegion, grid_shape: Sequence[int]) -> bool:
+    """Whether a region has all blocks of a grid, in the order of the grid."""
+    is_whole = all(bounds == (0, size) for bounds, size in zip(region.grid, grid_shape, strict=True))
+    return is_whole and not region.flipped and region.order == tuple(range(len(region.order)))
+
+
 def check_writable(view: Layout) -> None:
     """Raise an error if two coordinates of a view share an element."""
     if not view.is_injective():

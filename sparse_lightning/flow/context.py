@@ -240,13 +240,17 @@ class Context:
 
     def live_nodes(self) -> list[Node]:
         """Return the nodes that the result or a side effect depends on, in order."""
-        needed = {self.result.id} if self.result is not None else set()
-        kept = []
-        for node in reversed(self.nodes):
-            if node.output is None or node.output.id in needed:
-                needed.update(node.needs())
-                kept.append(node)
-        return kept[::-1]
+        return depended_on({self.result.id} if self.result is not None else set(), self.nodes)
+
+
+def depended_on(values: set[int], nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes that values, by id, or side effects depend on, in order."""
+    needed, kept = set(values), []
+    for node in reversed(nodes):
+        if node.output is None or node.output.id in needed:
+            needed.update(node.needs())
+            kept.append(node)
+    return kept[::-1]
 
 
 OPERATORS: dict[str, Callable[[], Op]] = {}

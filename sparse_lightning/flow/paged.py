@@ -65,6 +65,10 @@ class State:
         fill = int(self.fill) if self._is_integer() else self.fill
         return torch.full((entries, *self.inner), fill, dtype=self.dtype, device=device)
 
+    def empty(self, entries: int, device: torch.device) -> Tensor:
+        """Return room for entries: `(entries, D0, D1)`."""
+        return torch.empty((entries, *self.inner), dtype=self.dtype, device=device)
+
     def convert(self, values: Tensor) -> Tensor:
         """Return values in the dtype of the field, the same on every device."""
         if values.dtype == self.dtype or not self._is_integer():
@@ -120,6 +124,22 @@ class EntryIndex:
         starts, ends = [0, *breaks.tolist()], [*breaks.tolist(), len(index)]
         first = index[torch.tensor(starts, device=index.device)].tolist()
         return cls(tuple((at, at + end - start) for at, start, end in zip(first, starts, ends, strict=True)))
+
+    def part(self, part: slice) -> EntryIndex:
+        """Return the places of some of the entries, from `part.start` up to `part.stop`.
+
+        Example:
+            >>> EntryIndex(((512, 1024), (0, 256))).part(slice(500, 600)).found
+            ((1012, 1024), (0, 88))
+        """
+        if isinstance(self.found, Tensor):
+            return EntryIndex(self.found[part])
+        parts, begin = [], 0
+        for start, end in self.found:
+            low, high = max(part.start - begin, 0), min(part.stop - begin, end - start)
+            parts += [(start + low, start + high)] if low < high else []
+            begin += end - start
+        return EntryIndex(tuple(parts))
 
     def read(self, buffer: Tensor) -> Tensor:
         """Return a copy of the entries of a buffer."""
@@ -191,6 +211,13 @@ class PagedField:
         """Return the entries at these places, `(S, D0, D1)`: a copy that later saves do not change."""
         return places.read(self.buffer)
 
-    def save(self, places: EntryIndex, values: Tensor) -> None:
-        """Write the entries at these places, converted to the dtype of the field."""
-        places.write(self.buffer, self.state.convert(values))
+    def save(self, places: EntryIndex, values: Tensor, is_right: Tensor | None = None) -> None:
+        """Write the entries at these places, converted to the dtype of the field.
+
+        Args:
+            places: of the entries.
+            values: `(S, D0, D1)`.
+            is_right: one boolean on the device of the field: entries stay as they are if it is False.
+        """
+        values = self.state.convert(values)
+        places.write(self.buffer, values if is_right is None else torch.where(is_right, values, self.load(places)))

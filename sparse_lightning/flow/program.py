@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from sparse_lightning.errors import FlowError
-from sparse_lightning.flow.context import FORMAT, Context, Node, Value
+from sparse_lightning.flow.context import FORMAT, Context, Node, Value, depended_on
 from sparse_lightning.flow.criterion import Criterion
 from sparse_lightning.flow.inputs import Inputs
-from sparse_lightning.flow.ops import BlockReduction, Elementwise, Grouped, Load, Save
-from sparse_lightning.flow.ragged_blocks import RaggedBlocks
+from sparse_lightning.flow.ops import BlockReduction, Elementwise, Save
 from sparse_lightning.kernels.stage import Ref, Stage, Step
 
 
@@ -47,7 +43,8 @@ class Program:
         elements: the names of the inputs with one entry per weight, the weight itself first.
         stage: the operations on them, and the folds over each block.
         reductions: the node of each fold of the stage.
-        nodes: the operations that run on grids after that, in order.
+        nodes: the operations that run on grids after that, in order: see `GridRun`.
+        saving: those of them that state depends on.
         context: the trace.
     """
 
@@ -55,6 +52,7 @@ class Program:
     stage: Stage
     reductions: tuple[Node, ...]
     nodes: tuple[Node, ...]
+    saving: tuple[Node, ...]
     context: Context
 
     @classmethod
@@ -82,7 +80,8 @@ class Program:
             elif isinstance(node.op, Elementwise) and node.output is not None and node.output.format is FORMAT.ELEMENT:
                 refs[node.output.id] = add(node.op.operation, arguments)
         rest = tuple(n for n in live if n not in reductions and (n.output is None or n.output.id not in refs))
-        return cls(elements, Stage(len(elements), tuple(steps), tuple(folds)), tuple(reductions), rest, context)
+        stage = Stage(len(elements), tuple(steps), tuple(folds))
+        return cls(elements, stage, tuple(reductions), rest, tuple(depended_on(set(), rest)), context)
 
     def names(self) -> set[str]:
         """Return the names of all inputs that the program reads; the weight is always one of them."""
@@ -90,49 +89,7 @@ class Program:
         result = self.context.result
         return {n for n, v in self.context.inputs.items() if v.id in used or v is result} | {"weight"}
 
-    def run_grids(
-        self,
-        folded: list[Tensor],
-        blocks: RaggedBlocks,
-        inputs: Mapping[str, Tensor],
-        loaded: Mapping[str, Tensor],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run the operations after the folds; return the scores `(S,)` and the new values of each field of state.
-
-        Values have the dtypes of the trace. Scores are fp32, whatever they are computed in.
-
-        Args:
-            folded: for each fold, the grids of all blocks concatenated, `(S,)`.
-            blocks: the blocks in this order, with their sizes and groups.
-            inputs: the ragged inputs by name, each `(S, 1, 1)`, or `(1, 1, 1)` for one number.
-            loaded: the values of the fields of state from the previous run, each `(S, D0, D1)`.
-        """
-        count = blocks.count
-        values: dict[int, Tensor] = {v.id: inputs[n] for n, v in self.context.inputs.items() if n in inputs}
-        saved: dict[str, Tensor] = {}
-        for node, grid in zip(self.reductions, folded, strict=True):
-            assert isinstance(node.op, BlockReduction)
-            assert node.output is not None
-            values[node.output.id] = node.op.finish(grid, blocks).view(-1, 1, 1)
-        for node in self.nodes:
-            if isinstance(node.op, Save):
-                source, kept = node.inputs
-                assert isinstance(source, Value)
-                assert isinstance(kept, Value)
-                saved[kept.name] = values[source.id].expand(count, *kept.inner)
-                continue
-            assert node.output is not None
-            if isinstance(node.op, Load):
-                [kept] = node.inputs
-                assert isinstance(kept, Value)
-                values[node.output.id] = loaded[kept.name]
-                continue
-            arguments: list[Any] = node.arguments(values)
-            if isinstance(node.op, Grouped):
-                [x] = arguments
-                assert isinstance(x, Tensor)
-                arguments = [x.expand(count, *x.shape[1:]), blocks.groups[node.op.per]]
-            values[node.output.id] = node.op.execute(*arguments).to(node.output.dtype)
-        assert self.context.result is not None
-        scores = values[self.context.result.id].float().expand(count, 1, 1)
-        return scores.reshape(-1).contiguous(), saved  # one number per block, even if all are the same
+    def saved(self) -> list[str]:
+        """Return the names of the fields of state that a run saves."""
+        kept = [node.inputs[1] for node in self.nodes if isinstance(node.op, Save)]
+        return [field.name for field in kept if isinstance(field, Value)]

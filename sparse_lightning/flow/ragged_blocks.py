@@ -95,3 +95,22 @@ class RaggedBlocks:
         """Convert the values that `split` returned into the grid of each block."""
         scattered = [scope.scatter(gathered[name]) for name, scope in self.scopes.items()]
         return {block: grid for grids in scattered for block, grid in grids.items()}
+
+
+def concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """Return tensors `(n,)` one after another; where they are neighbours in one buffer already, a view of it.
+
+    Example:
+        >>> buffer = torch.arange(5)
+        >>> concatenated([buffer[:2], buffer[2:]]).data_ptr() == buffer.data_ptr()
+        True
+        >>> concatenated([buffer[2:], buffer[:2]])
+        tensor([2, 3, 4, 0, 1])
+    """
+    storage, end = parts[0].untyped_storage().data_ptr(), parts[0].storage_offset()
+    for part in parts:
+        is_next = part.untyped_storage().data_ptr() == storage and part.storage_offset() == end and part.is_contiguous()
+        if not is_next:
+            return torch.cat(list(parts))
+        end += len(part)
+    return parts[0].as_strided((sum(map(len, parts)),), (1,))

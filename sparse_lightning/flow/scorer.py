@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,16 +20,24 @@ from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.errors import CheckpointError, FlowError, did_you_mean
 from sparse_lightning.flow.criterion import Criterion
-from sparse_lightning.flow.paged import PagedField, PageTable, shortened
+from sparse_lightning.flow.grid_run import GridRun, parts_of
+from sparse_lightning.flow.paged import EntryIndex, PagedField, PageTable, shortened
 from sparse_lightning.flow.program import Program, trace
-from sparse_lightning.flow.ragged_blocks import RaggedBlocks
+from sparse_lightning.flow.ragged_blocks import RaggedBlocks, concatenated
 from sparse_lightning.flow.sources import Sources
+from sparse_lightning.flow.state_kernel import StateKernel
 from sparse_lightning.kernels import block_score
-from sparse_lightning.kernels.block_score import reference
+from sparse_lightning.kernels.block_score import LOWERINGS, reference
 from sparse_lightning.kernels.stage import vanishes
 
 WORTH = 1 << 18
 """The weights of a parameter from which on its pruned blocks are passed over, one by one."""
+
+MANY = 1 << 16
+"""The blocks from which on a kernel of its own advances the state: for fewer, building it would not pay."""
+
+LINE = 64
+"""Bytes that are read from memory together: smaller blocks are never passed over."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +46,12 @@ class Proposal:
 
     Attributes:
         scores: for each scope, by name, `(*scope.grid_shape, blocks per scope)`: the form that budgets and methods use.
-        saved: the new values of the fields of state.
-        loaded: their values before.
+        saved: the new values of the fields of state, in their dtypes.
         values: all scores in one tensor, `(S,)`, of which `scores` are views.
     """
 
     scores: dict[str, Tensor]
     saved: dict[str, Tensor]
-    loaded: dict[str, Tensor]
     values: Tensor
 
 
@@ -122,7 +128,7 @@ class Scorer:
         self._forget_layout()
 
     def _forget_layout(self) -> None:
-        for name in ("_ragged", "_run"):
+        for name in ("_ragged", "_run", "_parts", "_state_kernel"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -155,24 +161,56 @@ class Scorer:
         """
         if not self._blocks or not self._fields:
             return
-        proposal, places = self.propose(sources), self._ragged.places
-        finite = _all_finite(list(proposal.saved.values()))
-        is_known = self._device.type == "cpu" and bool(finite)  # nothing has to wait for a CPU
-        for name, values in proposal.saved.items():
-            field = self._fields[name]
-            before = proposal.loaded[name]
-            field.save(places, values if is_known else torch.where(finite, field.state.convert(values), before))
+        run = self._grid_run(sources or Sources())
         self.runs += 1
+        if self._state_kernel is not None and self._state_kernel.advance(
+            run.reductions(), self._fields, self._ragged.places
+        ):
+            return
+        news = [self._new_state(run, *self._parts[0])] if len(self._parts) == 1 else []
+        finite = torch.stack([_all_finite(new) for new in news or self._new_states(run)]).all()
+        is_known = self._device.type == "cpu" and bool(finite)  # nothing has to wait for a CPU
+        for (_, places), new in zip(self._parts, news or self._new_states(run), strict=True):
+            for name, values in new.items():
+                self._fields[name].save(places, values, None if is_known else finite)
 
     def propose(self, sources: Sources | None = None) -> Proposal:
         """Run the flow once without saving its state: see `commit`."""
         if not self._blocks:
-            return Proposal({}, {}, {}, torch.empty(0))
-        sources, ragged = sources or Sources(), self._ragged
-        folded = self._folds(sources)
-        loaded = {name: field.load(ragged.places) for name, field in self._fields.items()}
-        scores, saved = self.program.run_grids(folded, ragged, self._ragged_inputs(sources), loaded)
-        return Proposal(ragged.split(scores), saved, loaded, scores)
+            return Proposal({}, {}, torch.empty(0))
+        run, count = self._grid_run(sources or Sources()), self._ragged.count
+        scores = torch.empty(count, device=self._device)
+        saved = {name: self._fields[name].state.empty(count, self._device) for name in self.program.saved()}
+        for part, places in self._parts:
+            scores[part], new = run.scores(part, self._loaded(places))
+            for name, values in new.items():
+                saved[name][part] = self._fields[name].state.convert(values)
+        return Proposal(self._ragged.split(scores), saved, scores)
+
+    def _grid_run(self, sources: Sources) -> GridRun:
+        return GridRun(self.program, self._folds(sources), self._ragged, self._ragged_inputs(sources))
+
+    @cached_property
+    def _state_kernel(self) -> StateKernel | None:
+        """What advances the state in place, if stages run in C++ and there are many blocks."""
+        is_native = self._run is LOWERINGS["native"] and self._ragged.count > MANY
+        return StateKernel.of(self.program) if is_native else None
+
+    @cached_property
+    def _parts(self) -> list[tuple[slice, EntryIndex]]:
+        """The blocks that are computed together, and where their state is."""
+        places = self._ragged.places if self._fields else EntryIndex(())
+        return [(part, places.part(part)) for part in parts_of(self.program, self._ragged.count, self._device)]
+
+    def _new_states(self, run: GridRun) -> Iterator[dict[str, Tensor]]:
+        """Compute the new state of one part after another: as often as it is iterated, so that none has to be kept."""
+        return (self._new_state(run, part, places) for part, places in self._parts)
+
+    def _new_state(self, run: GridRun, part: slice, places: EntryIndex) -> dict[str, Tensor]:
+        return run.state(part, self._loaded(places))
+
+    def _loaded(self, places: EntryIndex) -> dict[str, Tensor]:
+        return {name: field.load(places) for name, field in self._fields.items()}
 
     def _folds(self, sources: Sources) -> list[Tensor]:
         """Run the stage on the weights of all ranks; return for each fold the values of all blocks, `(S,)`."""
@@ -187,7 +225,7 @@ class Scorer:
             parts += [(grid, kind, specs[0].param) for grid, kind in zip(grids, kinds, strict=True)]
         whole = iter(complete(parts))
         gathered = [self._gather(stack, whole) for stack in self._ragged.stacks]
-        return [torch.cat([values.reshape(-1) for values in fold]) for fold in zip(*gathered, strict=True)]
+        return [concatenated([values.reshape(-1) for values in fold]) for fold in zip(*gathered, strict=True)]
 
     def _room(self, groups: Sequence[Sequence[BlockSpec]]) -> Iterator[list[Tensor]]:
         """Allocate the grids of each group, one per fold, all in one buffer: small tensors would fragment the heap."""
@@ -206,7 +244,9 @@ class Scorer:
 
     def _zeros(self, specs: Sequence[BlockSpec], sources: Sources) -> Tensor | None:
         """Return which blocks of alike specs are pruned, if nothing is folded there and reading them takes longer."""
-        if not (sources.pruned and self._vanishes) or specs[0].param.numel() < WORTH:
+        first = specs[0]
+        is_small = first.numel_per_block() * first.param.element_size() < LINE
+        if not (sources.pruned and self._vanishes) or is_small or first.param.numel() < WORTH:
             return None
         blocks = [(self._ragged.blocks[owner], owner, spec) for spec in specs for owner in [self._ragged.owners[spec]]]
         return torch.stack([block.grid_of(spec, sources.pruned[owner]) for block, owner, spec in blocks])
@@ -299,7 +339,7 @@ def _alike_specs(stack: ScopeStack) -> Iterator[list[BlockSpec]]:
     yield from (list(specs) for specs in zip(*listed, strict=True))
 
 
-def _all_finite(tensors: Sequence[Tensor]) -> Tensor:
+def _all_finite(state: Mapping[str, Tensor]) -> Tensor:
     """Return whether all values are finite, as a tensor on their device; each is read once."""
-    ends = [end.double() for values in tensors if values.numel() for end in torch.aminmax(values)]
+    ends = [end.double() for values in state.values() if values.numel() for end in torch.aminmax(values)]
     return torch.stack(ends).isfinite().all() if ends else torch.tensor(True)

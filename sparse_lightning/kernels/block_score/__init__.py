@@ -27,7 +27,9 @@ LOWERINGS: dict[str, Callable[[Stage, Sequence[Tensor]], list[Tensor]]] = {
     "triton": fold_in_triton,
 }
 
-FoldMany = Callable[[Stage, Sequence[Tensor], Sequence[Sequence[Tensor]], Tensor | None], list[Tensor] | None]
+FoldMany = Callable[
+    [Stage, Sequence[Tensor], Sequence[Sequence[Tensor]], Tensor | None, Sequence[Tensor] | None], list[Tensor] | None
+]
 """Runs a stage on the windows of several tensors that lie alike; see `native.fold_many`."""
 
 
@@ -37,7 +39,10 @@ def fold_many(fold: Callable[[Stage, Sequence[Tensor]], list[Tensor]]) -> FoldMa
 
 
 PAYS = 1 << 22
-"""From this many weights on, compilation (seconds, once) pays off over a training run."""
+"""From this many weights on, compilation (seconds, in every process) pays off over a training run."""
+
+PAYS_ONCE = 1 << 18
+"""The same for kernels that are built once on a machine, and kept on disk."""
 
 
 def choose(
@@ -48,8 +53,10 @@ def choose(
         return LOWERINGS[lowering]
     if device.type == "cuda" and has_triton():
         return fold_in_triton
+    if device.type == "cpu" and elements >= PAYS_ONCE and native.is_available():
+        return native.fold
     if device.type == "cpu" and elements >= PAYS and compiled.has_compiler():
-        return native.fold if native.is_available() else compiled.fold
+        return compiled.fold
     return reference.fold
 
 

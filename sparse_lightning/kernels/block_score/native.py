@@ -17,8 +17,9 @@ from torch import Tensor
 
 from sparse_lightning.compat.torch import has_dispatch_mode
 from sparse_lightning.kernels.block_score import compiled
+from sparse_lightning.kernels.expressions import EXPRESSIONS, HELPERS, OPTIONS, expression, lines
 from sparse_lightning.kernels.native import is_supported, library_of
-from sparse_lightning.kernels.stage import FoldKind, Ref, Stage, Step
+from sparse_lightning.kernels.stage import FoldKind, Stage
 
 SMALL = 1 << 15
 """Elements of a window up to which one thread is faster than waking others."""
@@ -29,30 +30,7 @@ WIDEST = 1 << 16
 LINE = 64
 """Bytes of a cache line: memory is read by whole ones, so that shorter blocks can't be passed over."""
 
-OPTIONS = ("-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-"""Products are rounded before they are added, as in torch."""
-
 TYPES = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "BFloat16"}
-
-EXPRESSIONS = {
-    "add": "{} + {}",
-    "sub": "{} - {}",
-    "mul": "{} * {}",
-    "div": "{} / {}",
-    "neg": "-{}",
-    "abs": "std::abs({})",
-    "square": "{0} * {0}",
-    "sqrt": "std::sqrt({})",
-    "maximum": "highest({}, {})",
-    "minimum": "lowest({}, {})",
-    "where": "{} != 0 ? {} : {}",
-    "relu": "highest({}, T(0))",
-    "gt": "T({} > {})",
-    "ge": "T({} >= {})",
-    "lt": "T({} < {})",
-    "le": "T({} <= {})",
-}
-"""The operations that the compiler vectorizes, as C++ expressions; stages with others use `torch.compile`."""
 
 _COMBINE: dict[FoldKind, str] = {"sum": "{} + {}", "max": "highest({}, {})", "min": "lowest({}, {})"}
 _IDENTITY: dict[FoldKind, str] = {"sum": "0", "max": "-INFINITY", "min": "INFINITY"}
@@ -87,9 +65,7 @@ struct BFloat16 {{
     }}
 }};
 
-// NaN wins, as in torch.
-static inline T highest(T a, T b) {{ return a > b || a != a ? a : b; }}
-static inline T lowest(T a, T b) {{ return a < b || a != a ? a : b; }}
+{helpers}
 
 // pairs: blocks and elements of each pair of dimensions, outermost first. strides: for each input those of the blocks
 // and of the elements of each pair but the last, in bytes. A row is the last pair, contiguous in all inputs.
@@ -182,7 +158,11 @@ def fold(stage: Stage, windows: Sequence[Tensor]) -> list[Tensor]:
 
 
 def fold_many(
-    stage: Stage, windows: Sequence[Tensor], tensors: Sequence[Sequence[Tensor]], zeros: Tensor | None = None
+    stage: Stage,
+    windows: Sequence[Tensor],
+    tensors: Sequence[Sequence[Tensor]],
+    zeros: Tensor | None = None,
+    into: Sequence[Tensor] | None = None,
 ) -> list[Tensor] | None:
     """Run a stage on several tensors that lie alike, where they are: each fold returns grids `(tensors, n0, n1, …)`.
 
@@ -191,6 +171,7 @@ def fold_many(
         windows: of the first tensor of each input, as in `fold`.
         tensors: for each input the tensors that hold such a window.
         zeros: `(tensors, n0, n1, …)`, True where all folds of a block are known to be zero: it need not be read.
+        into: contiguous grids that are overwritten, of the dtype that `grid_dtype` returns; None for new ones.
 
     Returns:
         The grids; None if the kernel does not take these windows, or the tensors differ in their strides.
@@ -201,8 +182,8 @@ def fold_many(
     if built is None:
         return None
     first, number = windows[0], len(tensors[0])
-    dtype = torch.float64 if any(window.dtype == torch.float64 for window in windows) else torch.float32
-    grids = [torch.empty((number, *first.shape[0::2]), dtype=dtype) for _ in stage.folds]
+    shape, dtype = (number, *first.shape[0::2]), grid_dtype(windows)
+    grids = [torch.empty(shape, dtype=dtype) for _ in stage.folds] if into is None else list(into)
     strides = [s * window.element_size() for window in windows for s in window.stride()[:-2]]
     is_short = first.shape[-1] * first.element_size() < LINE
     zeros = None if zeros is None or is_short else zeros.contiguous()
@@ -219,6 +200,11 @@ def fold_many(
         ctypes.c_int(torch.get_num_threads() if number * first.numel() > SMALL else 1),
     )
     return grids
+
+
+def grid_dtype(windows: Sequence[Tensor]) -> torch.dtype:
+    """Return the dtype that the kernel of these windows computes in."""
+    return torch.float64 if any(window.dtype == torch.float64 for window in windows) else torch.float32
 
 
 def _are_alike(tensors: Sequence[Tensor]) -> bool:
@@ -257,26 +243,27 @@ def source_of(stage: Stage, dtypes: Sequence[torch.dtype]) -> str:
     inputs, folds = range(stage.inputs), range(len(stage.folds))
     types = [TYPES[dtype] for dtype in dtypes]
     loads = [f"const T v{i} = row{i}[j];" for i in inputs]
-    steps = [f"const T v{stage.inputs + i} = {_expression(step)};" for i, step in enumerate(stage.steps)]
+    steps = [f"const T v{stage.inputs + i} = {expression(step)};" for i, step in enumerate(stage.steps)]
     values = [f"v{ref.at}" for ref, _ in stage.folds]
     kinds = [kind for _, kind in stage.folds]
     return _KERNEL.format(
+        helpers=HELPERS,
         accumulated="double" if "double" in types else "float",
         inputs=stage.inputs,
         folds=len(stage.folds),
-        room=_lines([f"T* const room{f} = room.data() + {f} * width;" for f in folds], 12),
-        rows=_lines(
+        room=lines([f"T* const room{f} = room.data() + {f} * width;" for f in folds], 12),
+        rows=lines(
             [
                 f"const {t}* row{i} = reinterpret_cast<const {t}*>(at[{i}] + offset[{i}]) + begin * length;"
                 for i, t in enumerate(types)
             ],
             16,
         ),
-        values=_lines([*loads, *steps], 24),
-        fetches=_lines([f"fetch(row{i} + from, to - from, ahead[{i}]);" for i in inputs], 20),
-        first=_lines([f"room{f}[j] = {values[f]};" for f in folds], 24),
-        combined=_lines([f"room{f}[j] = {_COMBINE[kinds[f]].format(f'room{f}[j]', values[f])};" for f in folds], 24),
-        grids=_lines([line for f in folds for line in _grid(f, kinds[f])], 12),
+        values=lines([*loads, *steps], 24),
+        fetches=lines([f"fetch(row{i} + from, to - from, ahead[{i}]);" for i in inputs], 20),
+        first=lines([f"room{f}[j] = {values[f]};" for f in folds], 24),
+        combined=lines([f"room{f}[j] = {_COMBINE[kinds[f]].format(f'room{f}[j]', values[f])};" for f in folds], 24),
+        grids=lines([line for f in folds for line in _grid(f, kinds[f])], 12),
     )
 
 
@@ -297,21 +284,3 @@ def _grid(fold: int, kind: FoldKind) -> list[str]:
         f"    grids[{fold}][place + b] = total;",
         "}",
     ]
-
-
-def _expression(step: Step) -> str:
-    arguments = [f"v{a.at}" if isinstance(a, Ref) else _literal(a) for a in step.arguments]
-    return EXPRESSIONS[step.operation].format(*arguments)
-
-
-def _literal(number: float) -> str:
-    """Return a number in C++: exact, as a hexadecimal of the precision of Python; infinity and NaN have names."""
-    if math.isnan(number):
-        return "T(NAN)"
-    if math.isinf(number):
-        return f"T({'-' if number < 0 else ''}INFINITY)"
-    return f"T({float(number).hex()})"
-
-
-def _lines(lines: Sequence[str], indent: int) -> str:
-    return "\n".join(line if line.startswith("#") else " " * indent + line for line in lines)
