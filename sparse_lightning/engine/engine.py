@@ -22,6 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from sparse_lightning.blocks.shards import has_others, is_sharded
 from sparse_lightning.engine import masks as packed
+from sparse_lightning.engine.attached import note_attached, note_closed
 from sparse_lightning.engine.budget_split import BudgetSplit
 from sparse_lightning.engine.compensating import Compensating
 from sparse_lightning.engine.configuration import NEVER, Configuration, Update
@@ -99,6 +100,7 @@ class Engine:
         self._replaced = Replaced(model, {name: p for name, p in names.parameters.items() if id(p) in mine})
         self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
         self._handles += [optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers]
+        note_attached(self)
 
     def _masked_scope(self, attachment: Attachment) -> MaskedScope:
         # Compensation reads the weights of pruned blocks, which N:M groups zero as they are chosen.
@@ -114,6 +116,7 @@ class Engine:
 
     def close(self) -> None:
         """Remove the hooks from the model and its optimizers."""
+        note_closed(self)
         for handle in self._handles:
             handle.remove()
         self.scoring.close()
@@ -292,10 +295,29 @@ class Engine:
             self._grown.restart(self._buffer.views(grown), self._buffer.views(kept), self.step)
         return int(changed.sum())
 
-    def _record(self, changed: int) -> None:
+    def _record(self, changed: int, target: float | None = None) -> None:
         """Note the update, and start new input norms."""
         self.scoring.reset_inputs()
-        self.last_update = Update(self.step, self.target, changed / max(1, sum(s.scope.numblk() for s in self.scopes)))
+        churn = changed / max(1, sum(s.scope.numblk() for s in self.scopes))
+        self.last_update = Update(self.step, self.target if target is None else target, churn)
+
+    def take_up(self, masks: Mapping[str, Tensor], sparsity: float) -> None:
+        """Prune the blocks of masks that were chosen outside of this engine, as an update at this step.
+
+        An update that is due now is made by it, or at the next step if the schedule has a higher target.
+
+        Args:
+            masks: for some of the blocks, by name; other masks stay.
+            sparsity: the level that they were chosen at.
+        """
+        self._is_owed = self._is_due() and sparsity < self.target - 1e-9
+        self._starts_dense = False
+        changed = self._buffer.flat ^ (new := self._buffer.from_names({**self.masks(), **masks}))
+        self._buffer.replace(new)
+        self._everything.fill(changed)
+        reset_blocks(self._optimizers, self._everything, changed)
+        self._others = OtherSteps(self.scopes)
+        self._record(int(changed.sum()), sparsity)
 
     def seek(self, step: int) -> None:
         """Move to a step of the schedule; updates that are skipped become one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.compensation import Compensation, GramMatrices
 from sparse_lightning.compensation.removal import DAMP, removal_errors
 from sparse_lightning.compensation.weight_blocks import check_read, compensate, read_weights
+from sparse_lightning.engine.attached import TakenUp
 from sparse_lightning.engine.calibration import Calibration, Step
 from sparse_lightning.engine.defaults import default_criterion
 from sparse_lightning.engine.masked_scope import check_has_values
@@ -46,7 +48,8 @@ def prune(
     run through the model once, in evaluation mode, unless neither criterion nor compensation reads inputs. To train
     the model after it, pass the masks to `SparsityCallback(patterns, Constant(sparsity), masks=masks)`.
 
-    With several processes, as under FSDP2, each passes its own batches, and all get the same masks.
+    With several processes, as under FSDP2, each passes its own batches, and all get the same masks. A Sparsifier that
+    is attached to the model takes up the masks, and holds them from then on; what it has pruned before stays pruned.
 
     Args:
         model: is changed in place: pruned blocks become zero.
@@ -80,13 +83,15 @@ def prune(
     found = resolve_in(patterns, names)
     if not found:
         raise PatternError("no patterns were passed, so that nothing would be pruned: pass one, such as Blocks()")
+    held = TakenUp(found)
     AdapterWatch(found, names)  # from now on, adapters keep what is pruned at zero
     as_compensation(compensation)
     scores = _default(found, model) if criterion is None else as_criterion(criterion)
     run = _OneCall(model, Calibration(model, batches, step), scores, compensation, seed)
     masks: dict[str, Tensor] = {}
-    for attachment in tqdm(run.ordered(found), desc="prune", unit="scope", disable=not (progress and is_rank_zero())):
-        masks |= run.prune(attachment, sparsity if attachment.final is None else attachment.final)
+    for each in tqdm(run.ordered(found), desc="prune", unit="scope", disable=not (progress and is_rank_zero())):
+        masks |= run.prune(each, sparsity if each.final is None else each.final, held.pruned(each))
+    held.take_up(masks, sparsity)
     return {name: masks[name] for each in found for name in each.scope.named_blocks(each.name)}
 
 
@@ -137,15 +142,24 @@ class _OneCall:
         scorer.attach(attachment.name, attachment.scope)
         return scorer
 
-    def prune(self, attachment: Attachment, sparsity: float) -> dict[str, Tensor]:
-        """Score, choose, compensate and prune the blocks of one scope; return their masks."""
+    def prune(self, attachment: Attachment, sparsity: float, pruned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Score, choose, compensate and prune the blocks of one scope; return their masks.
+
+        Args:
+            attachment: the scope.
+            sparsity: the fraction of its blocks to prune.
+            pruned: the masks that it has, by name; empty if nothing holds masks of it.
+        """
         scope, blocks = attachment.scope, attachment.scope.named_blocks(attachment.name)
         with self._observed(attachment) as (scorer, sources, grams):
             scores = self._scores(scorer, sources, scope.unique_params())
             _check_finite(attachment.name, scores)
+            for block, before in ((blocks[name], mask) for name, mask in pruned.items()):
+                scores[block] = scores[block].masked_fill(before, -math.inf)
             chosen = scope.select(scores, scope.sparsity_to_nnz(sparsity))
             assert isinstance(chosen, Mapping), "a mapping of scores gives a mapping of masks"
             masks = {name: agree(chosen[block]) for name, block in blocks.items()}
+            masks |= {name: masks[name] | before for name, before in pruned.items()}
             if self._compensation is not None and grams is not None:
                 compensate(self._compensation, blocks, masks, grams)
         for name, block in blocks.items():

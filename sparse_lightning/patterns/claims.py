@@ -62,17 +62,25 @@ def resolve_in(patterns: Patterns, names: Names) -> list[Attachment]:
 
 def check_apart(some: Iterable[NamedScope], others: Iterable[NamedScope]) -> None:
     """Raise a PatternError if scopes of two callbacks share a weight."""
+    shared = shared_weights(some, others)
+    if shared is not None:
+        name, other, shape = shared
+        raise PatternError(
+            f"{name} and {other} of another callback claim the same weights, in a parameter of shape {shape}: a weight "
+            "can belong to one block only. Change the names in one of the callbacks"
+        )
+
+
+def shared_weights(some: Iterable[NamedScope], others: Iterable[NamedScope]) -> tuple[str, str, tuple[int, ...]] | None:
+    """Return the names of a scope and of one of the others that share a weight, and the shape of its parameter."""
     taken: dict[int, list[tuple[str, Layout]]] = {}
     for name, spec in _specs(others):
         taken.setdefault(id(spec.param), []).append((name, spec.view.layout))
     for name, spec in _specs(some):
         for other, layout in taken.get(id(spec.param), ()):
             if meet(spec.view.layout, layout):
-                raise PatternError(
-                    f"{name} and {other} of another callback claim the same weights, in a parameter of shape "
-                    f"{tuple(spec.param.shape)}: a weight can belong to one block only. Change the names in one of the "
-                    "callbacks"
-                )
+                return name, other, tuple(spec.param.shape)
+    return None
 
 
 def _specs(scopes: Iterable[NamedScope]) -> Iterator[tuple[str, BlockSpec]]:
