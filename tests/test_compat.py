@@ -19,13 +19,14 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from omegaconf import OmegaConf
 
 import sparse_lightning
 from sparse_lightning.compat.accelerate import BeforeClipping
 from sparse_lightning.compat.hydra import CORE_PLUGINS, argument_parser, raising_errors, reading_files
-from sparse_lightning.compat.lightning import set_mesh_sizes, started_processes, state_key
+from sparse_lightning.compat.lightning import prepared_batch, set_mesh_sizes, started_processes, state_key
 from sparse_lightning.compat.omegaconf import resolving
 
 PACKAGE = Path(sparse_lightning.__file__).parent
@@ -78,6 +79,25 @@ def test_lightning_generate_state_key_names_the_class_and_the_data():
     """Checkpoints of earlier runs are found by this text."""
     assert hasattr(L.Callback, "_generate_state_key"), "Lightning's Callback has no _generate_state_key any more"
     assert state_key(Timer(), patterns=["a", "b"]) == "Timer{'patterns': ['a', 'b']}"
+
+
+def test_lightning_on_before_batch_transfer_calls_the_hooks_that_a_batch_of_training_goes_through():
+    class Doubling(BoringModel):
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            return 2 * batch
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch + 1
+
+        def on_train_batch_start(self, batch, batch_idx):
+            found.append(prepared_batch(self.trainer, torch.ones(2)))
+
+    found, quiet = [], {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    assert hasattr(Doubling, "_on_before_batch_transfer"), "LightningModule has no _on_before_batch_transfer any more"
+    trainer = L.Trainer(accelerator="cpu", precision="bf16-true", max_steps=1, limit_val_batches=0, **quiet)
+    trainer.fit(Doubling())
+    assert found[0].tolist() == [3, 3]
+    assert found[0].dtype == torch.bfloat16
 
 
 def test_accelerate_optimizers_of_an_accelerator_are_those_that_it_unscales_before_clipping():
@@ -145,6 +165,7 @@ def test_private_names_of_other_libraries_are_used_in_compat_only():
         "sparse_lightning/compat/lightning.py": {
             "_data_parallel_size",
             "_generate_state_key",
+            "_on_before_batch_transfer",
             "_tensor_parallel_size",
         },
         "sparse_lightning/compat/torch.py": {

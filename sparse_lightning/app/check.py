@@ -21,6 +21,7 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     "update_every": (int | None, "a whole number or null"),
     "observe_every": (int | None, "a whole number or null"),
     "masks": (str | None, '"from weights" or null'),
+    "calibration_batches": (int | None, "a whole number or null"),
     "checkpoint_every": (int, "a whole number"),
     "monitor": (str | None, "the name of a metric or null"),
     "monitor_mode": (str, '"min" or "max"'),
@@ -46,7 +47,7 @@ def check(config: dict[str, Any], trusted: Iterable[str] = ()) -> None:
     for name, (hint, wanted) in SETTINGS.items():
         if not fits(config.get(name), hint):
             raise ConfigError(f"{name}: {config.get(name)!r} is not {wanted}")
-    for name in ("update_every", "observe_every", "checkpoint_every"):
+    for name in ("update_every", "observe_every", "calibration_batches", "checkpoint_every"):
         if config[name] is not None and config[name] < 1:
             raise ConfigError(f"{name}: {config[name]} is too small: it must be at least 1")
     if config["monitor_mode"] not in ("min", "max"):

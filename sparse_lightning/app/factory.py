@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import Logger
 from torch import nn
 from torch.optim import Optimizer
 
+from sparse_lightning.app.one_call import OneCall, check_options
 from sparse_lightning.app.trust import instantiate
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.sparse_block import SparseBlock
@@ -24,7 +25,6 @@ from sparse_lightning.budgets import Budget
 from sparse_lightning.callbacks import SparsityCallback
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.first_masks import check_first_masks
-from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import ConfigError, SparseLightningError, UntrustedError
 from sparse_lightning.export import Exporter
 from sparse_lightning.flow import Criterion
@@ -74,9 +74,18 @@ class Factory:
         patterns = [self._make(node, f"pattern.{name}", Pattern, SparseBlock, SparseScope) for name, node in nodes]
         with at("masks"):
             check_first_masks(self.config["masks"])
+        if self.config["calibration_batches"] is not None:
+            return self._one_call(patterns, made)
         with at("update_every"):
             settings = {name: self.config[name] for name in ("update_every", "observe_every", "seed", "masks")}
             return SparsityCallback(patterns, **made, **settings)
+
+    def _one_call(self, patterns: list[Any], made: dict[str, Any]) -> OneCall:
+        """Return the callback that prunes by one call of `prune`."""
+        check_options(made, self.config)
+        parts = {name: made.get(name) for name in ("schedule", "criterion", "compensation")}
+        settings = {name: self.config[name] for name in ("seed", "masks")}
+        return OneCall(patterns, batches=self.config["calibration_batches"], **parts, **settings)  # type: ignore[arg-type]
 
     def logger(self) -> Any:
         """Return the logger; False for none."""
@@ -115,13 +124,16 @@ class Factory:
             made = build([nn.Parameter(torch.zeros(1))])
         _checked(made, "optimizer", (Optimizer,))
 
-    def check_patterns(self, sparsifier: Sparsifier, model: L.LightningModule) -> None:
+    def check_patterns(self, pruning: SparsityCallback, model: L.LightningModule) -> None:
         """Raise `ConfigError` where patterns do not match the model, or overrides of the budget no scope."""
-        configuration = sparsifier.configuration
+        configuration = pruning.sparsifier.configuration
         with at("pattern"):
             found = resolve(configuration.patterns, model)
         with at("budget.overrides"):
             configuration.budget.check_overrides([attachment.name for attachment in found])
+        if isinstance(pruning, OneCall):
+            with at("calibration_batches"):
+                pruning.check(model)
 
     def _callbacks(self, nodes: Any) -> list[L.Callback]:
         if not isinstance(nodes, list):

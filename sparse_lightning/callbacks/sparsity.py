@@ -113,7 +113,11 @@ class SparsityCallback(L.Callback):
         self.sparsifier.attach(pl_module, trainer.optimizers, int(steps) if 0 <= steps < math.inf else None)
         self._check_others(trainer)
         self._advise(trainer)
-        rank_zero_info(self.sparsifier.summary())
+        rank_zero_info(self.summary())
+
+    def summary(self) -> str:
+        """Return what is logged when training starts: what is in force, and a table of what is attached."""
+        return self.sparsifier.summary()
 
     def _check_others(self, trainer: L.Trainer) -> None:
         for other in self._ours(trainer):
@@ -138,7 +142,7 @@ class SparsityCallback(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Make the last update if the run ends here, before checkpoints are saved; log the last update."""
-        if _ends_here(trainer):
+        if ends_here(trainer):
             self._finish(trainer)
         update = self.sparsifier.last_update
         if update is None or update == self._logged:
@@ -211,7 +215,7 @@ class SparsityCallback(L.Callback):
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Raise a `CheckpointError` if a run is resumed from a checkpoint with masks for other patterns only."""
-        kind = type(self).__qualname__
+        kind = self.state_key.partition("{")[0]
         saved = {key for key in checkpoint.get("callbacks", {}) if key.startswith(f"{kind}{{")}
         ours = {callback.state_key for callback in self._ours(trainer)}
         if trainer.state.fn == "fit" and self.state_key not in saved and saved - ours:
@@ -240,7 +244,7 @@ class SparsityCallback(L.Callback):
         self.sparsifier.detach()
 
 
-def _ends_here(trainer: L.Trainer) -> bool:
+def ends_here(trainer: L.Trainer) -> bool:
     """Whether the batch that has ended is the last one of the run, as far as its length is known."""
     is_last_epoch = trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
     return trainer.global_step >= trainer.max_steps != -1 or (is_last_epoch and trainer.is_last_batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from subprocess import Popen
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -14,6 +15,13 @@ def set_mesh_sizes(strategy: ModelParallelStrategy, data_parallel: int, tensor_p
     The constructor takes them too, but before the number of processes is known.
     """
     strategy._data_parallel_size, strategy._tensor_parallel_size = data_parallel, tensor_parallel
+
+
+def prepared_batch(trainer: L.Trainer, batch: Any) -> Any:
+    """Return a batch as `training_step` gets it: converted, on the device, and through the hooks of both."""
+    model = trainer.lightning_module
+    batch = model._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
 def started_processes(trainer: L.Trainer) -> list[Popen[bytes]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
 from sparse_lightning.errors import FlowError, SparseLightningError, SparsityError
@@ -30,13 +30,47 @@ def default_step(model: nn.Module, batch: Any) -> Any:
         torch.Size([2, 3])
     """
     if isinstance(model, L.LightningModule):
-        with warnings.catch_warnings():
-            # There is no Trainer that could log anything.
-            warnings.filterwarnings("ignore", ".*self.log.*")
-            return model.training_step(batch, 0)
+        with without_logging(model):
+            return model.training_step(*training_arguments(model, batch))
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(batch[0]) if isinstance(batch, tuple | list) else model(batch)
+
+
+def training_arguments(model: L.LightningModule, batch: Any) -> tuple[Any, ...]:
+    """Return what the `training_step` of a model gets: a batch, and its index if it takes one.
+
+    Raises:
+        SparseLightningError: if the step would change the weights itself.
+    """
+    if not model.automatic_optimization:
+        raise SparseLightningError(
+            f"{type(model).__name__} has automatic_optimization=False, so that its training_step makes optimizer steps "
+            "and would change the weights: pass step, a function of the model and a batch that returns the loss"
+        )
+    has_index = is_param_in_hook_signature(model.training_step, "batch_idx", min_args=2)
+    return (batch, 0) if has_index else (batch,)
+
+
+@contextmanager
+def without_logging(model: nn.Module) -> Iterator[None]:
+    """Let `self.log` of LightningModules do nothing: what they log of these batches are no metrics of a run."""
+    modules = [module for module in model.modules() if isinstance(module, L.LightningModule)]
+    names = ("log", "log_dict")
+    before = [{name: vars(module)[name] for name in names if name in vars(module)} for module in modules]
+    for module in modules:
+        vars(module).update(dict.fromkeys(names, _ignore))
+    try:
+        yield
+    finally:
+        for module, own in zip(modules, before, strict=True):
+            for name in names:
+                del vars(module)[name]
+            vars(module).update(own)
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    return
 
 
 class Calibration:

@@ -161,7 +161,7 @@ class Engine:
     def _update(self, optimizer: Optimizer | None) -> None:
         chosen = self._members.chosen(optimizer)
         if self._members.leader() in chosen:
-            if self._is_due():
+            if self.is_due():
                 self.update_now()
             elif self._is_observed():
                 self._observed = self.step
@@ -202,7 +202,7 @@ class Engine:
             warn_of_zeros(self.scopes)
         self._starts_dense = False
         self._others.before_step()
-        if self._is_due() and self._buffer.is_pruned:
+        if self.is_due() and self._buffer.is_pruned:
             self._others.before_update()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -225,7 +225,8 @@ class Engine:
             if self.step == self.schedule.span[1] + 1 and not self._is_owed:
                 self.scoring.forget_state()  # so that checkpoints do not hold a value for each block from here on
 
-    def _is_due(self) -> bool:
+    def is_due(self) -> bool:
+        """Whether this step has an update that is not made yet."""
         if self.last_update.step == self.step:
             return False  # the step after this update was skipped, as a GradScaler does: it is not repeated
         return self._is_owed or self.schedule.is_update(self.step, self.configuration.update_every)
@@ -253,7 +254,7 @@ class Engine:
     def finish(self) -> str | None:
         """Make the last update of the schedule if it is due now; return by how much the final target is missed."""
         self._adapters.check()
-        if self.step >= self.schedule.span[1] and self._is_due():
+        if self.step >= self.schedule.span[1] and self.is_due():
             self.update_now()
         return shortfall(self.schedule, self.last_update.target, self.step, self._total_steps, self._is_owed)
 
@@ -310,13 +311,13 @@ class Engine:
             masks: for some of the blocks, by name; other masks stay.
             sparsity: the level that they were chosen at.
         """
-        self._is_owed = self._is_due() and sparsity < self.target - 1e-9
+        self._is_owed = self.is_due() and sparsity < self.target - 1e-9
         self._starts_dense = False
         changed = self._buffer.flat ^ (new := self._buffer.from_names({**self.masks(), **masks}))
         self._buffer.replace(new)
         self._everything.fill(changed)
         reset_blocks(self._optimizers, self._everything, changed)
-        self._others = OtherSteps(self.scopes)
+        self._others.reset()
         self._record(int(changed.sum()), sparsity)
 
     def seek(self, step: int) -> None:

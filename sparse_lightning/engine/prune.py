@@ -88,11 +88,21 @@ def prune(
     as_compensation(compensation)
     scores = _default(found, model) if criterion is None else as_criterion(criterion)
     run = _OneCall(model, Calibration(model, batches, step), scores, compensation, seed)
+    run.check(found)
     masks: dict[str, Tensor] = {}
     for each in tqdm(run.ordered(found), desc="prune", unit="scope", disable=not (progress and is_rank_zero())):
         masks |= run.prune(each, sparsity if each.final is None else each.final, held.pruned(each))
     held.take_up(masks, sparsity)
     return {name: masks[name] for each in found for name in each.scope.named_blocks(each.name)}
+
+
+def check_prune(
+    model: nn.Module, patterns: Patterns, criterion: Criterion | None, compensation: Compensation | None
+) -> None:
+    """Raise an error if `prune` could not prune a model by these parts, before there are batches to run it on."""
+    found = resolve_in(patterns, Names(model))
+    scores = _default(found, model) if criterion is None else criterion
+    _OneCall(model, Calibration(model, ()), scores, compensation, seed=0).check(found)
 
 
 def _default(found: Sequence[Attachment], model: nn.Module) -> Criterion:
@@ -116,12 +126,18 @@ class _OneCall:
         self._criterion, self._compensation, self._seed = criterion, compensation, seed
         self._names = {id(param): name for name, param in reversed(Names(model).parameters.items())}
 
+    def check(self, found: Sequence[Attachment]) -> None:
+        """Raise an error if scores or compensation need something of a scope that no batch can give."""
+        blocks = [block for each in found for block in each.scope.blocks()]
+        check_read(self._compensation, read_weights(blocks, self._model, self._names))
+        for each in found:
+            with self._observed(each):
+                pass
+
     def ordered(self, found: Sequence[Attachment]) -> list[Attachment]:
         """Return scopes in the order in which the model calls the last layer of each."""
         for each in found:
             check_has_values(each.name, each.scope.unique_params())
-        blocks = [block for each in found for block in each.scope.blocks()]
-        check_read(self._compensation, read_weights(blocks, self._model, self._names))
         reads = self._scorer(found[0]).program.names() - {"weight", "random"}
         if self._compensation is None and not reads:
             return list(found)  # no layer depends on the others

@@ -216,6 +216,11 @@ class Sparsifier:
         return self._attached().final_target
 
     @property
+    def is_due(self) -> bool:
+        """Whether the masks are updated before the next optimizer step."""
+        return self._attached().is_due()
+
+    @property
     def is_final(self) -> bool:
         """Whether the last update had the target sparsity of the end of the schedule."""
         return self._attached().last_update.target >= self.final_target - 1e-9
