@@ -254,3 +254,19 @@ def test_a_checkpoint_in_shards_counts_when_it_is_complete(tmp_path):
         os.utime(file, (time_, time_))
     assert last_checkpoint(tmp_path / "run" / "checkpoints").name == "sharded.ckpt"
     assert last_run(tmp_path) == tmp_path / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_one_call_of_prune_in_shards_ends_as_it_does_with_whole_models(python, tmp_path):
+    small = ["data.size=20000", "data.batch_size=4", "data.context=16", "model.context=16", "model.width=32"]
+    small += ["model.depth=2", "model.heads=4", "trainer.limit_train_batches=5", "trainer.limit_val_batches=2"]
+    command = [python, "-m", "sparse_lightning", "recipe=prune_once", *small, "logger=none", "compare_dense=false"]
+    ends = []
+    for trainer in ("fsdp2", "ddp"):
+        call([*command, f"trainer={trainer}", *TWO, f"hydra.run.dir={trainer}"], tmp_path)
+        ends.append((results(tmp_path / trainer), load_file(tmp_path / trainer / "masks.safetensors")))
+    (sharded, some), (whole, others) = ends
+    assert {row["actual"] for row in sharded["parameters"]} == {0.5}
+    assert sharded["sparse"]["val_loss"] == pytest.approx(whole["sparse"]["val_loss"], rel=1e-3)
+    assert all(torch.equal(some[name], others[name]) for name in others)

@@ -16,7 +16,7 @@ from sparse_lightning.app.cli import answer
 from sparse_lightning.app.compose import compose
 from sparse_lightning.app.factory import Factory
 from sparse_lightning.app.one_call import OneCall
-from sparse_lightning.app.run import run
+from sparse_lightning.app.run import PreparedRun, run
 from sparse_lightning.errors import ConfigError
 from sparse_lightning.export import Compact
 
@@ -135,4 +135,10 @@ def test_several_training_loaders_and_optimization_by_hand_are_refused():
         trainer.fit(model)
     model.automatic_optimization = False
     with pytest.raises(Exception, match=r"automatic_optimization=False.*: pass step"):
-        callback.check(model)
+        callback.check(model, trainer)
+
+
+def test_tensor_parallelism_is_refused_before_anything_is_trained(tmp_path):
+    two = ["trainer=fsdp2_tp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.precision=32-true"]
+    with pytest.raises(ConfigError, match=r"trainer\.strategy: tensor parallelism shards the inputs.*trainer=fsdp2"):
+        PreparedRun(compose([*SHORT, *two]).plain(str(tmp_path / "run"))).build()

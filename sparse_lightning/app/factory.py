@@ -124,7 +124,7 @@ class Factory:
             made = build([nn.Parameter(torch.zeros(1))])
         _checked(made, "optimizer", (Optimizer,))
 
-    def check_patterns(self, pruning: SparsityCallback, model: L.LightningModule) -> None:
+    def check_patterns(self, pruning: SparsityCallback, model: L.LightningModule, trainer: L.Trainer) -> None:
         """Raise `ConfigError` where patterns do not match the model, or overrides of the budget no scope."""
         configuration = pruning.sparsifier.configuration
         with at("pattern"):
@@ -133,7 +133,7 @@ class Factory:
             configuration.budget.check_overrides([attachment.name for attachment in found])
         if isinstance(pruning, OneCall):
             with at("calibration_batches"):
-                pruning.check(model)
+                pruning.check(model, trainer)
 
     def _callbacks(self, nodes: Any) -> list[L.Callback]:
         if not isinstance(nodes, list):

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from sparse_lightning.budgets import Uniform
 from sparse_lightning.callbacks.sparsity import SparsityCallback, ends_here
+from sparse_lightning.callbacks.strategy import Sharded
 from sparse_lightning.compat.lightning import prepared_batch
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.criteria import Magnitude
@@ -64,8 +65,13 @@ class OneCall(SparsityCallback):
         table = self.sparsifier.summary().partition("\n")[2]
         return f"prune{parts and f' by {parts}'}, on {self._batches} training batches: {where}\n{table}"
 
-    def check(self, model: L.LightningModule) -> None:
+    def check(self, model: L.LightningModule, trainer: L.Trainer) -> None:
         """Raise an error if `prune` could not prune a model, before it is trained."""
+        if isinstance(trainer.strategy, Sharded) and trainer.strategy.sizes[1] > 1:
+            raise ConfigError(
+                "trainer.strategy: tensor parallelism shards the inputs of layers, and prune needs whole ones: use "
+                "trainer=fsdp2, or calibration_batches=null compensation=none to prune in the course of training"
+            )
         training_arguments(model, None)
         check_prune(model, self.sparsifier.configuration.patterns, *self._parts)
 

@@ -161,7 +161,7 @@ class PreparedRun:
         given = self.config["ckpt_path"]
         ckpt_path = last_checkpoint(Path(self.config["folder"], "checkpoints")) if given == "last" else given
         model, data = self._factory.model_and_data()
-        self._factory.check_patterns(self._pruning, model)
+        self._factory.check_patterns(self._pruning, model, self.trainer)
         check_model(self.trainer, model)
         check_checkpoint(self.trainer, model, ckpt_path)
         check_word(ckpt_path, self.config["trust_checkpoint"])
