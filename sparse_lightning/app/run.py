@@ -149,6 +149,7 @@ class PreparedRun:
                     shutil.copyfile(ended / name, folder / name)
         state = torch.load(ckpt_path, map_location="cpu", weights_only=True)["state_dict"]
         model.load_state_dict(state)
+        model.trainer = self.trainer  # as after training: exporters show progress if it does
         self._export(folder, model)
         return RunResult(None, (folder / "table.txt").read_text("utf-8").rstrip(), folder)
 

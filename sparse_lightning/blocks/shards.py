@@ -131,6 +131,11 @@ def has_others() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def is_rank_zero() -> bool:
+    """Whether this process is rank 0, or the only one."""
+    return not has_others() or dist.get_rank() == 0
+
+
 def summed(tensor: Tensor) -> Tensor:
     """Return the sum of a tensor over all ranks, a new tensor."""
     total = tensor.clone()

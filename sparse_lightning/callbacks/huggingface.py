@@ -13,13 +13,13 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from sparse_lightning.blocks.shards import is_rank_zero
 from sparse_lightning.budgets import Budget
 from sparse_lightning.compat.accelerate import BeforeClipping
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.configuration import Update
 from sparse_lightning.engine.first_masks import FirstMasks
 from sparse_lightning.engine.optimizer_scopes import innermost
-from sparse_lightning.engine.ranks import is_rank_zero
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import CheckpointError
 from sparse_lightning.flow import Criterion

@@ -19,7 +19,12 @@ from sparse_lightning.compaction.size_attributes import Sizes, size_attributes
 from sparse_lightning.compaction.zero_units import KeptUnits, ZeroUnits, find_zero_units, warn_if_none
 from sparse_lightning.compat.torch import uncompiled
 from sparse_lightning.graph import Family, Removal, couplings
+from sparse_lightning.graph.couplings import STAGES as OF_COUPLINGS
 from sparse_lightning.graph.inputs import Inputs
+from sparse_lightning.progress import stage, stages
+
+STAGES = OF_COUPLINGS + 2
+"""Of the progress bar."""
 
 
 def compact(
@@ -100,11 +105,15 @@ class Compacted:
 def compacted(model: nn.Module, inputs: Inputs = None) -> Compacted:
     """Return a compacted model with what was changed; see `compact`."""
     whole = uncompiled(model)
-    found = find_zero_units(couplings(whole, inputs))
-    warn_if_none(found, type(whole).__name__)
-    made = _Builder(whole, found).build()
-    search = SizeSearch(whole, made.model, made.attributes, found.units)
-    check_same(whole, made.model, found.couplings.analysis.traced.inputs, search)
+    with stages("compact", STAGES, whole):
+        traced = couplings(whole, inputs)
+        stage("removing zero units")
+        found = find_zero_units(traced)
+        warn_if_none(found, type(whole).__name__)
+        made = _Builder(whole, found).build()
+        stage("comparing outputs")
+        search = SizeSearch(whole, made.model, made.attributes, found.units)
+        check_same(whole, made.model, found.couplings.analysis.traced.inputs, search)
     adapt_config(made.model, found.units)
     return made
 

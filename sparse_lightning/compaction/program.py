@@ -15,8 +15,13 @@ from sparse_lightning.compaction.zero_units import KeptUnits, find_zero_units, w
 from sparse_lightning.compat.torch import uncompiled
 from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.graph import couplings
+from sparse_lightning.graph.couplings import STAGES as OF_COUPLINGS
 from sparse_lightning.graph.inputs import ExampleInputs, Inputs
 from sparse_lightning.graph.trace import exported
+from sparse_lightning.progress import stage, stages
+
+STAGES = OF_COUPLINGS + 3
+"""Of the progress bar."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +63,36 @@ def compact_program(model: nn.Module, inputs: Inputs = None) -> SmallProgram:
         {'0.weight': (3, 4), '0.bias': (3,), '2.weight': (3, 3), '2.bias': (3,)}
     """
     whole = uncompiled(model)
-    found = find_zero_units(couplings(whole, inputs))
-    warn_if_none(found, type(whole).__name__)
-    placed = found.couplings.analysis.traced.inputs
-    small = _reshaped(found.removal().module())
+    with stages("compact", STAGES, whole):
+        traced = couplings(whole, inputs)
+        stage("removing zero units")
+        found = find_zero_units(traced)
+        warn_if_none(found, type(whole).__name__)
+        placed = traced.analysis.traced.inputs
+        small = _reshaped(found.removal().module())
+        stage("comparing outputs")
+        made = _checked(whole, small, placed)
+        stage("tracing the smaller model")
+        plain = small if _is_plain(made) else _PlainOutputs(small)
+        used, program = exported(type(whole).__name__, plain, placed)
+        return SmallProgram(program, used, found.units)
+
+
+def _checked(whole: nn.Module, small: nn.Module, inputs: ExampleInputs) -> Any:
+    """Return the outputs of the smaller program on the inputs.
+
+    Raises:
+        SparseLightningError: if they are not those of the model.
+    """
     with torch.no_grad():
-        made = small(*placed.args, **placed.kwargs)
-    gap = difference(outputs(whole, placed), tensors_in(made))
+        made = small(*inputs.args, **inputs.kwargs)
+    gap = difference(outputs(whole, inputs), tensors_in(made))
     if gap is not None:
         raise SparseLightningError(
             f"{type(whole).__name__} cannot be compacted: {gap}. This is a fault of a rule in sparse_lightning.graph: "
             "export `Weights` instead, and report it"
         )
-    plain = small if _is_plain(made) else _PlainOutputs(small)
-    used, program = exported(type(whole).__name__, plain, placed)
-    return SmallProgram(program, used, found.units)
+    return made
 
 
 def _reshaped(module: fx.GraphModule) -> fx.GraphModule:

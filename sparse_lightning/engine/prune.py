@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from sparse_lightning.blocks.shards import is_rank_zero
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.compensation import Compensation, GramMatrices
 from sparse_lightning.compensation.removal import DAMP, removal_errors
@@ -20,7 +21,7 @@ from sparse_lightning.engine.attached import TakenUp
 from sparse_lightning.engine.calibration import Calibration, Step
 from sparse_lightning.engine.defaults import default_criterion
 from sparse_lightning.engine.masked_scope import check_has_values
-from sparse_lightning.engine.ranks import agree, is_rank_zero
+from sparse_lightning.engine.ranks import agree
 from sparse_lightning.engine.short_forms import as_compensation, as_criterion
 from sparse_lightning.errors import FlowError, PatternError, SparseLightningError, SparsityError
 from sparse_lightning.flow import Criterion, InputNorms, Scorer, Sources

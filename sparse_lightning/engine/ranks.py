@@ -15,11 +15,6 @@ from sparse_lightning.engine.masks import pack, unpack
 from sparse_lightning.errors import SparseLightningError
 
 
-def is_rank_zero() -> bool:
-    """Whether this process is rank 0, or the only one."""
-    return not has_others() or dist.get_rank() == 0
-
-
 def agree(masks: Tensor) -> Tensor:
     """Return the masks of rank 0, on all ranks."""
     if not has_others() or not masks.numel():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lightning.blocks.scope import SparseScope
+from sparse_lightning.blocks.shards import is_rank_zero
 from sparse_lightning.blocks.union import count_zeros
 from sparse_lightning.budgets import Budget, Uniform
 from sparse_lightning.compat.wrapped import unwrapped
@@ -20,7 +21,6 @@ from sparse_lightning.engine.defaults import in_force, resumed, warn_of_rhythm
 from sparse_lightning.engine.engine import Engine
 from sparse_lightning.engine.first_masks import FirstMasks, check_first_masks, first_masks
 from sparse_lightning.engine.masked_scope import MaskedScope
-from sparse_lightning.engine.ranks import is_rank_zero
 from sparse_lightning.engine.saved_state import check_form
 from sparse_lightning.engine.short_forms import as_budget, as_compensation, as_criterion, as_method, as_schedule
 from sparse_lightning.errors import ShortRunWarning, SparseLightningError, SparsityError

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from sparse_lightning.compaction import Compacted, compact_program, compacted
+from sparse_lightning.compaction.compact import STAGES as OF_MODULE
+from sparse_lightning.compaction.program import STAGES as OF_PROGRAM
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import CheckpointError, CouplingError
 from sparse_lightning.export.compact_header import CompactHeader
@@ -19,6 +23,7 @@ from sparse_lightning.export.resize import check_fit, resize
 from sparse_lightning.export.saving import save_tensors
 from sparse_lightning.export.state import check_whole, first_names, plain, tensors_of, writes
 from sparse_lightning.graph.inputs import Inputs
+from sparse_lightning.progress import stage, stages
 
 HEADER = "sparse_lightning.compact"
 """The entry of the file's metadata that describes what was removed."""
@@ -29,6 +34,9 @@ Route = Literal["module", "graph"]
 
 FILES = {"module": "compact.safetensors", "graph": "compact.pt2"}
 """The name of the file of each route."""
+
+STAGES = {"module": OF_MODULE + 1, "graph": OF_PROGRAM + 1}
+"""Of the progress bar of each route."""
 
 
 class Compact:
@@ -79,10 +87,10 @@ class Compact:
         if writes():
             path.parent.mkdir(parents=True, exist_ok=True)
             _log.info("tracing %s, removing its zero units and comparing outputs", type(model).__name__)
-            if self.route == "module":
-                _save_module(compacted(model, self.inputs), path)
-            else:
-                _save_program(compact_program(model, self.inputs).program, path)
+            with stages("export", STAGES[self.route], model):
+                save = _saver(model, self.route, self.inputs)
+                stage(f"writing {path.name}")
+                save(path)
         return path
 
     @staticmethod
@@ -112,6 +120,13 @@ class Compact:
             ) from error
         resize(into, header, found)
         return into
+
+
+def _saver(model: nn.Module, route: Route, inputs: Inputs) -> Callable[[Path], None]:
+    """Return what writes the compacted model."""
+    if route == "module":
+        return partial(_save_module, compacted(model, inputs))
+    return partial(_save_program, compact_program(model, inputs).program)
 
 
 def _reason(error: Exception) -> str:

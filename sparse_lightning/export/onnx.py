@@ -11,15 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from sparse_lightning.compaction.program import STAGES as OF_PROGRAM
 from sparse_lightning.compaction.program import SmallProgram, compact_program
 from sparse_lightning.compaction.same_outputs import difference, tensors_in
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.export.state import check_whole, writes
 from sparse_lightning.graph.inputs import Inputs
+from sparse_lightning.progress import stage, stages
 
 DIMENSIONS = ("batch", "sequence")
 """The names of the first dimensions of inputs, which may vary."""
+
+STAGES = OF_PROGRAM + 3
+"""Of the progress bar."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,13 +54,17 @@ class ONNX:
         path = Path(folder) / self.file
         check_whole(model, "units are counted in one", "ONNX")
         if writes():
-            small = compact_program(model, self.inputs)
-            _log.info("converting the program of %s to ONNX", type(model).__name__)
-            made = _converted(small)
-            _name_dimensions(made.model.graph)
-            _check(made, small, type(model).__name__)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made.save(path)
+            with stages("export", STAGES, model):
+                small = compact_program(model, self.inputs)
+                _log.info("converting the program of %s to ONNX", type(model).__name__)
+                stage("converting the program to ONNX")
+                made = _converted(small)
+                _name_dimensions(made.model.graph)
+                stage("comparing outputs in onnxruntime")
+                _check(made, small, type(model).__name__)
+                stage(f"writing {path.name}")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                made.save(path)
         return path
 
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from sparse_lightning.blocks.shards import has_others, is_sharded
+from sparse_lightning.blocks.shards import is_rank_zero, is_sharded
 from sparse_lightning.errors import SparseLightningError
 
 
@@ -69,7 +68,7 @@ def check_whole(model: nn.Module, why: str, exporter: str) -> None:
 
 def writes() -> bool:
     """Whether this process writes files: rank 0, or the only process."""
-    return not has_others() or dist.get_rank() == 0
+    return is_rank_zero()
 
 
 def plain(tensor: Tensor) -> Tensor | None:

@@ -16,6 +16,10 @@ from sparse_lightning.graph.proof import Proof
 from sparse_lightning.graph.removal import Removal
 from sparse_lightning.graph.solve import Solution, solve
 from sparse_lightning.graph.trace import trace
+from sparse_lightning.progress import stage, stages
+
+STAGES = 2
+"""Of the progress bar."""
 
 Preference = Literal["outer", "inner"]
 
@@ -46,8 +50,11 @@ def couplings(
     """
     if prefer not in ("outer", "inner"):
         raise CouplingError(f"prefer={prefer!r} is not a preference: use 'outer' or 'inner'")
-    analysis = analyse(trace(model, inputs))
-    found = Couplings.of(analysis, prefer)
+    with stages("couplings", STAGES, model):
+        stage(f"tracing {type(model).__name__}")
+        traced = trace(model, inputs)
+        stage("finding the units that can be removed")
+        found = Couplings.of(analyse(traced), prefer)
     if verify:
         found.verify()
     return found
@@ -108,8 +115,10 @@ class Couplings:
             CouplingError: if they do not.
         """
         proof = Proof(self.analysis, self.solution, seed)
-        for family in self.families:
-            proof.check(family)
+        with stages("verify", len(self.families)):
+            for family in self.families:
+                stage(family.name)
+                proof.check(family)
 
     def __str__(self) -> str:
         from sparse_lightning.graph.couplings_table import couplings_table

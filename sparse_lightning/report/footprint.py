@@ -16,9 +16,11 @@ from torch import nn
 
 from sparse_lightning.blocks.shards import is_sharded
 from sparse_lightning.compaction import Compacted, compacted
+from sparse_lightning.compaction.compact import STAGES as OF_COMPACTION
 from sparse_lightning.errors import CouplingError, NothingToRemoveWarning, SparseLightningError
 from sparse_lightning.export.state import tensors_of
 from sparse_lightning.graph.inputs import ExampleInputs
+from sparse_lightning.progress import stage, stages
 from sparse_lightning.report.outcome import Outcome
 
 ROUNDS, LONG = 51, 0.5
@@ -116,8 +118,11 @@ def footprint(model: nn.Module, outcome: Outcome) -> Footprint | None:
     if any(is_sharded(parameter) for parameter in model.parameters()):
         return None
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    small = _compacted(model) if _has_zero_slices(model, outcome) else None
-    times = _seconds([model] if small is None else [model, small.model], inputs.on(device))
+    removes = _has_zero_slices(model, outcome)
+    with stages("measure", 1 + OF_COMPACTION * removes, model):
+        small = _compacted(model) if removes else None
+        stage("timing forward passes")
+        times = _seconds([model] if small is None else [model, small.model], inputs.on(device))
     dense = Cost(*_stored(model), times[0])
     if small is None:
         return Footprint(dense, _blocks(dense, model, outcome), "blocks")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sparse_lightning.compat.torch import has_hooks
 from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.graph.inputs import ExampleInputs, Inputs
+from sparse_lightning.progress import stage, stages
 from sparse_lightning.tiles.cutting import best_tile, tile_shape
 from sparse_lightning.tiles.linear import TileLinear
 from sparse_lightning.tiles.table import TiledLayer, TileTable
@@ -63,8 +64,10 @@ def tiled(model: nn.Module, inputs: Inputs = None, tile: int | tuple[int, int] |
     seen = _record(copied, arguments)
     layers: list[TiledLayer] = []
     found: dict[nn.Module, nn.Module] = {}
-    for name, module in copied.named_modules():
-        if type(module) is nn.Linear:
+    linear = [(name, module) for name, module in copied.named_modules() if type(module) is nn.Linear]
+    with stages("tiled", len(linear), model):
+        for name, module in linear:
+            stage(f"timing {name or type(module).__name__}")
             layer, converted = _decide(name, module, _obstacle(copied, module), seen.get(module, []), shape)
             layers.append(layer)
             if converted is not None:
