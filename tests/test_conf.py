@@ -34,8 +34,8 @@ GROUPS = {
 }
 BUILT_LATER = ("model", "data", "trainer")
 """Groups whose options may need a GPU, a file or another package: they are composed and checked, but not built."""
-FITTING = {"gpt": ["data=stdlib_text"]}
-"""Overrides that an option needs."""
+FITTING = {"gpt": {"data": "stdlib_text"}}
+"""Options of other groups that an option needs."""
 
 
 def plain(overrides, folder):
@@ -48,13 +48,36 @@ def test_the_groups_are_those_of_the_contract():
         assert names <= set(catalog.options(group)), group
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=[f"{group}={option}" for group, option in OPTIONS])
-def test_every_option_composes_and_builds_its_objects(group, option, tmp_path):
-    config = plain(["recipe=small", f"{group}={option}", *FITTING.get(option, [])], tmp_path)
+def chosen_together(groups):
+    """Choices of one option in each of these groups, in which every option occurs."""
+    options = [[option for g, option in OPTIONS if g == group] for group in groups]
+    rows = [[names[i % len(names)] for names in options] for i in range(max(map(len, options)))]
+    return [dict(zip(groups, row, strict=True)) for row in rows]
+
+
+BUILT = chosen_together([group for group in GROUPS if group not in BUILT_LATER])
+CHECKED = [{**choice, **FITTING.get(choice["model"], {})} for choice in chosen_together(["model"])]
+CHECKED += chosen_together(["data", "trainer"])
+
+
+def check_choice(choice, folder):
+    config = plain(["recipe=small", *(f"{group}={option}" for group, option in choice.items())], folder)
     check(config)
     assert set(config) == set(GROUPS) | set(SETTINGS)
-    if group not in BUILT_LATER:
+    if not {*choice} & {*BUILT_LATER}:
         PreparedRun(config)
+
+
+@pytest.mark.parametrize("choice", [*BUILT, *CHECKED], ids=lambda choice: ",".join(choice.values()))
+def test_every_option_composes_and_builds_its_objects(choice, tmp_path):
+    """Options of several groups at a time."""
+    check_choice(choice, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=[f"{group}={option}" for group, option in OPTIONS])
+def test_every_option_alone_composes_and_builds_its_objects(group, option, tmp_path):
+    check_choice({group: option, **FITTING.get(option, {})}, tmp_path)
 
 
 @pytest.mark.parametrize("option", sorted(GROUPS["trainer"] - {"cpu", "gpu"}))
