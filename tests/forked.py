@@ -19,7 +19,7 @@ FORKED.set_forkserver_preload(
         "torch.distributed.checkpoint.state_dict",
         "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel",
-        "sparse_lightning.callbacks",
+        "sparse_lightning.app.run",
     ]
 )
 
@@ -27,6 +27,19 @@ FORKED.set_forkserver_preload(
 def on_ranks(work: Callable[..., None], arguments: tuple[Any, ...], ranks: int) -> None:
     """Call a function with its rank and arguments in several processes; an error in one is raised here."""
     torch.multiprocessing.start_processes(work, arguments, ranks, start_method="forkserver")
+
+
+def start(program: Callable[..., None], *arguments: Any, file: Path) -> Any:
+    """Call a function in a process of its own, in a session of its own; return the process.
+
+    Args:
+        program: a function of a module; it may start processes.
+        *arguments: its arguments.
+        file: where its output is written.
+    """
+    process = FORKED.Process(target=_print_to, args=(file, program, arguments))
+    process.start()
+    return process
 
 
 def printed_by(program: Callable[..., None], *arguments: Any, file: Path, seconds: float = 240) -> str:
@@ -40,8 +53,7 @@ def printed_by(program: Callable[..., None], *arguments: Any, file: Path, second
         file: where its output is written.
         seconds: the time after which it is ended with all its processes.
     """
-    process = FORKED.Process(target=_print_to, args=(file, program, arguments))
-    process.start()
+    process = start(program, *arguments, file=file)
     process.join(seconds)
     if process.is_alive():
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,12 +1,9 @@
-"""Neurons that grow in two processes with FSDP2; `python many_grown.py` runs it by hand."""
+"""Neurons that grow in two processes with FSDP2."""
 
 from __future__ import annotations
 
-import socket
-
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -34,9 +31,9 @@ def train(is_sharded: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     return {name: weight.detach() for name, weight in whole.items()}, mask
 
 
-def compare(rank: int, port: int) -> None:
-    """Compare a sharded run with one of this process alone."""
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def compare(rank: int, meeting: str) -> None:
+    """Compare a sharded run with one of this process alone; the two processes find one another by a file."""
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     sharded, mask = train(is_sharded=True)
     plain, expected = train(is_sharded=False)
     dist.barrier()
@@ -46,15 +43,3 @@ def compare(rank: int, port: int) -> None:
         torch.testing.assert_close(sharded[name], weight, rtol=1e-6, atol=1e-8, msg=lambda text, n=name: f"{n}: {text}")
     grown = ~mask.flatten()
     assert sharded["2.weight"][:, grown].all(), "the columns of units that grew are not zero"
-
-
-def main() -> None:
-    """Start both processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(compare, args=(port,), nprocs=2)
-
-
-if __name__ == "__main__":
-    main()

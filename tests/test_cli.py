@@ -12,11 +12,12 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
 from sparse_lightning.app import catalog, launch
-from sparse_lightning.app.cli import answer
+from sparse_lightning.app.cli import answer, main
 from sparse_lightning.app.compose import compose
 from sparse_lightning.app.folders import fresh, last_checkpoint, last_run
 from sparse_lightning.app.job import Job
@@ -48,23 +49,29 @@ def call(tmp_path, monkeypatch, capsys):
     return run_to_its_end
 
 
-@pytest.fixture
-def started(command, tmp_path):
-    """Start the command in an empty folder; return the process when it has written its first checkpoint."""
+def call_main(folder, *overrides):
+    """Run the command line, to its exit, in a process that has imported torch."""
+    os.chdir(folder)
+    os.environ.pop("HYDRA_FULL_ERROR", None)
+    main(["--config-dir", OWN, "recipe=small", *overrides])
 
-    def start(*overrides):
-        process = subprocess.Popen(
-            [*command, *overrides],
-            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT,
-        )  # fmt: skip
-        until = time.monotonic() + 120
-        while not list(tmp_path.glob("outputs/small/*/**/checkpoints/*.ckpt")):
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < until, "no checkpoint after two minutes"
-            time.sleep(0.1)
-        return process
 
-    return start
+def wait_for_a_checkpoint(folder, has_ended):
+    until = time.monotonic() + 120
+    while not list(folder.glob("outputs/small/*/**/checkpoints/*.ckpt")):
+        assert not has_ended(), "it ended without a checkpoint"
+        assert time.monotonic() < until, "no checkpoint after two minutes"
+        time.sleep(0.1)
+
+
+def stopped(number, folder, *overrides):
+    """Start a run in an empty folder, send it a signal after its first checkpoint; return the code and the output."""
+    process = forked.start(call_main, folder, *overrides, file=folder / "said")
+    wait_for_a_checkpoint(folder, lambda: process.exitcode is not None)
+    time.sleep(0.3)  # until that checkpoint is whole
+    os.kill(process.pid, number)
+    process.join(60)
+    return process.exitcode, (folder / "said").read_text()
 
 
 def test_help_fits_on_two_screens_and_tells_what_to_do_next(capsys):
@@ -126,11 +133,10 @@ def test_the_dense_twin_is_the_same_run_without_pruning(tmp_path):
     assert json.loads((tmp_path / "dense.json").read_text())["val_accuracy"] == dense.metric
 
 
-@pytest.mark.slow
-def test_a_run_from_any_folder_writes_its_files_and_can_be_resumed(command, call, tmp_path):
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
-    said = ran.stdout + ran.stderr
-    assert ran.returncode == 0, said
+def test_a_run_from_any_folder_writes_its_files_and_can_be_resumed(call, tmp_path):
+    """In this process; test_wheel.py runs the console script to its end."""
+    code, said = call()
+    assert code == 0, said
     [folder] = tmp_path.glob("outputs/small/*")
     assert "val_accuracy" in said
     assert {"config.yaml", "checkpoints", "metrics.csv", "table.txt", "sparsity.png"} <= set(os.listdir(folder))
@@ -160,18 +166,35 @@ def test_a_metric_that_the_model_does_not_log_cannot_rank(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
-)
-def test_a_run_that_was_stopped_resumes(number, code, started, call, tmp_path):
-    process = started(*LONG)
-    time.sleep(0.5)
-    process.send_signal(number)
+def test_the_console_script_is_stopped_by_ctrl_c_and_resumes(command, call, tmp_path):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen([*command, *LONG], cwd=tmp_path, text=True, env=ENVIRONMENT, **pipes)
+    wait_for_a_checkpoint(tmp_path, lambda: process.poll() is not None)
+    process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[0]
-    assert process.returncode == code, said
+    assert process.returncode == 130, said
+    check_stopped(said)
+    check_resumed(call, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_run_that_was_stopped_resumes(number, code, call, tmp_path):
+    ended, said = stopped(number, tmp_path, *LONG)
+    assert ended == code, said
     assert "Traceback" not in said
     if code > 0:
-        assert said.strip().splitlines()[-1].startswith("Stopped. To resume: sparse-lightning recipe=small trainer.max")
+        check_stopped(said)
+    check_resumed(call, tmp_path)
+
+
+def check_stopped(said):
+    assert "Traceback" not in said
+    assert said.strip().splitlines()[-1].startswith("Stopped. To resume: sparse-lightning recipe=small trainer.max")
+
+
+def check_resumed(call, tmp_path):
+    """It goes on in its folder, after its last checkpoint."""
     [folder] = tmp_path.glob("outputs/small/*")
     before = torch.load(last_checkpoint(folder / "checkpoints"), weights_only=True)["global_step"]
     assert before >= 2
@@ -186,11 +209,9 @@ def test_a_run_that_was_stopped_resumes(number, code, started, call, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_in_the_dense_twin_resumes(started, call, tmp_path):
-    process = started("trainer.max_epochs=2000")
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == 130, said
+def test_a_run_that_was_stopped_in_the_dense_twin_resumes(call, tmp_path):
+    ended, said = stopped(signal.SIGINT, tmp_path, "trainer.max_epochs=2000")
+    assert ended == 130, said
     assert "Stopped. To resume: sparse-lightning recipe=small trainer.max_epochs=2000 ckpt_path=last" in said
     [folder] = tmp_path.glob("outputs/small/*")
     made = torch.load(last_checkpoint(folder / "dense" / "checkpoints"), weights_only=True)["global_step"]

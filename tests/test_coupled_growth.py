@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from forked import on_ranks
+from many_grown import compare
 from torch import nn
 
 from sparse_lightning import SET, Constant, Filters, Gradual, Heads, Neurons, PatternError, RigL, Sparsifier
@@ -159,7 +157,5 @@ def test_a_resumed_run_grows_the_same_units_at_the_same_weights():
 
 
 @pytest.mark.slow
-def test_a_sharded_run_grows_the_same_units_at_the_same_weights():
-    script = Path(__file__).with_name("many_grown.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_a_sharded_run_grows_the_same_units_at_the_same_weights(tmp_path):
+    on_ranks(compare, (str(tmp_path / "meeting"),), 2)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
+from pairwise import in_turn
 
 from sparse_lightning.app.cli import answer
 from sparse_lightning.app.folders import is_whole, last_checkpoint, last_run
@@ -172,21 +173,20 @@ def test_a_full_disk_is_one_line(size, call):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_a_run_starts_leaves_no_traceback(number, code, tmp_path):
+@in_turn(number=[signal.SIGINT, signal.SIGTERM], delay=[0.3, 1.5, 3.0])
+def test_a_signal_while_a_run_starts_leaves_no_traceback(number, delay, tmp_path):
     """At several moments: while Python, Hydra and torch are imported, and twice."""
     program = "from sparse_lightning.app.cli import main; print('started', flush=True); main()"
     command = [sys.executable, "-c", program, "--config-dir", OWN, "recipe=small", "trainer.max_epochs=2000"]
-    for delay in (0.3, 1.5, 3.0):
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(command, cwd=tmp_path, text=True, **pipes)
-        assert process.stdout.readline() == "started\n"
-        time.sleep(delay)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, cwd=tmp_path, text=True, **pipes)
+    assert process.stdout.readline() == "started\n"
+    time.sleep(delay)
+    process.send_signal(number)
+    time.sleep(0.05)
+    if process.poll() is None:
         process.send_signal(number)
-        time.sleep(0.05)
-        if process.poll() is None:
-            process.send_signal(number)
-        said = process.communicate(timeout=60)[0]
-        assert process.returncode == code, said
-        assert "Traceback" not in said
-        assert "Stopped." in said
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + number, said
+    assert "Traceback" not in said
+    assert "Stopped." in said

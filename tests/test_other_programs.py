@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 
 import pytest
+from forked import printed_by
 
 from sparse_lightning import SparsityCallback
 
@@ -91,15 +93,19 @@ def test_a_hydra_application_uses_the_groups(tmp_path):
     assert "cubic" in ran.stderr, "Hydra lists the options"
 
 
+def run_program(folder):
+    os.chdir(folder)
+    runpy.run_path("program.py", run_name="__main__")
+
+
 @pytest.mark.slow
 def test_a_lightning_cli_program_reads_the_callback_from_yaml_and_its_help_from_docstrings(tmp_path):
     pytest.importorskip("jsonargparse")
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "sparse.yaml").write_text(LIGHTNING)
-    ran = call(tmp_path, "program.py")
-    assert ran.returncode == 0, ran.stderr
-    assert "layer.weight 2×32" in ran.stdout + ran.stderr
-    text = " ".join(ran.stdout.split())
+    printed = printed_by(run_program, tmp_path, file=tmp_path / "printed")
+    assert "layer.weight 2×32" in printed
+    text = " ".join(printed.split())
     documented = re.findall(r"^ +(\w+): (.+)$", SparsityCallback.__doc__.partition("Args:")[2], re.MULTILINE)
     assert {"patterns", "schedule", "update_every"} <= {name for name, _ in documented}
     for name, first_line in documented:
