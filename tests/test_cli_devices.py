@@ -16,9 +16,11 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from forked import on_ranks
 from safetensors.torch import load_file
 
 from sparse_lightning.app.checked import check_runs
+from sparse_lightning.app.cli import answer, main
 from sparse_lightning.app.compose import compose
 from sparse_lightning.app.folders import last_checkpoint, last_run
 from sparse_lightning.app.prepare import prepare_runs
@@ -70,12 +72,13 @@ def results(folder):
 
 
 @pytest.mark.slow
-def test_the_same_run_with_ddp_and_fsdp2_by_lightning_and_by_torchrun(python, tmp_path):
+def test_the_same_run_with_ddp_and_fsdp2_by_lightning_and_by_torchrun(python, tmp_path, monkeypatch, capsys):
     """One test: starting two processes is slow, and later runs need the files of earlier ones."""
     with ThreadPoolExecutor(2) as threads:  # most of the time goes into imports, one process after the other
         ddp = threads.submit(sweep_with_ddp, python, tmp_path / "ddp")
         sharded = threads.submit(fsdp2_by_torchrun, python, tmp_path / "fsdp2")
     check_same(ddp.result(), sharded.result())
+    refuse_to_resume(sharded.result(), monkeypatch, capsys)
     resume_until_ctrl_c(python, sharded.result())
 
 
@@ -119,13 +122,20 @@ def check_same(ddp, sharded):
     assert float((found["second.weight"] == 0).float().mean()) == pytest.approx(0.89, abs=0.01)
 
 
-def resume_until_ctrl_c(python, run):
-    """All processes stop after the same step, with one message and one checkpoint."""
+def refuse_to_resume(run, monkeypatch, capsys):
+    """Without the user's word, before any other process is started."""
+    monkeypatch.chdir(run.parents[2])
     resumed = ["recipe=small", "trainer=fsdp2", *TWO, "ckpt_path=last", "trainer.max_epochs=7"]
-    code, said = finish(start([python, *MODULE, *resumed], run.parents[2]))
-    assert code == 2, said
+    with pytest.raises(SystemExit) as ended:
+        answer(["--config-dir", OWN, *resumed])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
     assert said.count("its .metadata is a pickle") == 1, said
     assert "add trust_checkpoint=true to the command line" in said
+
+
+def resume_until_ctrl_c(python, run):
+    """All processes stop after the same step, with one message and one checkpoint."""
     long = ["ckpt_path=last", "trust_checkpoint=true", "trainer.max_epochs=5000", "compare_dense=false"]
     process = start([python, *MODULE, "recipe=small", "trainer=fsdp2", *TWO, *long], run.parents[2])
     try:
@@ -156,14 +166,29 @@ def steps_in(run):
     return [int(re.findall(r"\d+", name)[0]) for name in names]
 
 
+def call_main_as_torchrun(rank, port, folder, arguments):
+    """Run the command line in a process that torchrun has started, as far as its environment says."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "tests"}
+    os.environ.update({name: str(value) for name, value in {**names, **where}.items()})
+    os.chdir(folder)
+    with pytest.raises(SystemExit) as ended:
+        main(["--config-dir", OWN, *arguments])
+    assert ended.value.code == 0, f"rank {rank} has ended with {ended.value.code}"
+
+
 @pytest.mark.slow
-def test_tensor_parallel_gpt_exports_the_model_that_was_measured(python, tmp_path):
+def test_tensor_parallel_gpt_exports_the_model_that_was_measured(tmp_path):
     sizes = {"width": 32, "depth": 1, "heads": 4}
     model = [f"model.{name}={value}" for name, value in sizes.items()]
     data = ["data.size=20000", "data.context=32", "data.batch_size=8"]
     short = ["trainer.limit_train_batches=8", "trainer.limit_val_batches=2", "trainer.enable_progress_bar=false"]
     quick = ["update_every=2", "compare_dense=false", "export=weights"]
-    call([python, *MODULE, "recipe=gpt_heads", "trainer=fsdp2_tp", *TWO, *model, *data, *short, *quick], tmp_path)
+    chosen = ["recipe=gpt_heads", "trainer=fsdp2_tp", *TWO, *model, *data, *short, *quick]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    on_ranks(call_main_as_torchrun, (port, tmp_path, chosen), 2)
     [run] = tmp_path.glob("outputs/gpt_heads/*")
     rows = {row["parameter"]: row["actual"] for row in results(run)["parameters"]}
     assert rows["blocks.0.attn.qkv.weight"] == 0.5
