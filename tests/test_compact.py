@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import pickle
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -32,7 +35,7 @@ from sparse_lightning import (
 from sparse_lightning.compaction import compact_program, compacted
 from sparse_lightning.compaction.same_outputs import outputs, relative_error, tensors_in
 from sparse_lightning.errors import CheckpointError, CouplingError, SparseLightningError
-from sparse_lightning.export import ONNX, Compact
+from sparse_lightning.export import ONNX, Compact, KeptBlocks, Tiled
 from sparse_lightning.graph import couplings
 from sparse_lightning.graph.inputs import ExampleInputs
 from sparse_lightning.layout import Layout
@@ -58,6 +61,7 @@ LLAMA = hugging_face(
     "LlamaForCausalLM", **SIZES, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4, eos_token_id=None
 )
 GROUPED = {**SIZES, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
+T5 = {"vocab_size": 32, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4}
 HUGGING_FACE = {
     "vit": hugging_face(
         "ViTModel",
@@ -77,9 +81,8 @@ HUGGING_FACE = {
     "qwen3": hugging_face(
         "Qwen3ForCausalLM", **SIZES, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=8
     ),
-    "t5": hugging_face(
-        "T5ForConditionalGeneration", vocab_size=32, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4
-    ),
+    "t5": hugging_face("T5ForConditionalGeneration", **T5),
+    "t5, gated": hugging_face("T5ForConditionalGeneration", **T5, feed_forward_proj="gated-gelu"),
 }
 
 
@@ -137,7 +140,7 @@ def check_graph(build, inputs, seed=0, prefer="outer"):
 def tokens_of(name):
     if name == "vit":
         return {"pixel_values": IMAGES}
-    return {"input_ids": TOKENS, "decoder_input_ids": TOKENS} if name == "t5" else {"input_ids": TOKENS}
+    return {"input_ids": TOKENS, "decoder_input_ids": TOKENS} if "t5" in name else {"input_ids": TOKENS}
 
 
 @pytest.mark.parametrize("name", sorted(set(REMOVABLE) - GRAPH_ONLY))
@@ -467,6 +470,7 @@ BROKEN = {
     "another module": (lambda inner, outer: inner["attributes"].update({"9": {"in_features": 1}}), "9"),
     "a missing key": (lambda inner, outer: inner.pop("units"), "does not have the keys"),
     "another format": (lambda inner, outer: inner.update(format=2), "has the format 2"),
+    "a format that is no whole number": (lambda inner, outer: inner.update(format=1.0), r"has the format 1\.0"),
     "a list": (lambda inner, outer: inner.update(shapes=[1]), "not a mapping"),
     "huge tensors": (lambda inner, outer: outer["0.weight"].update(shape=[10**9, 10**9]), "the file is damaged"),
     "a name of no tensor": (lambda inner, outer: inner.update(unregistered=["0.forward"]), "not a tensor"),
@@ -498,6 +502,88 @@ def test_a_file_that_was_cut_short_and_one_of_another_model_are_refused(tmp_path
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=r"the file is damaged .* is not a compacted Sequential"):
             Compact.load(path, into=half_zero())
+
+
+class Touch:
+    """A pickle that writes a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("load", [Compact.load, Tiled.load, lambda path, into: KeptBlocks.load(path)])
+def test_pickles_pipes_devices_and_folders_are_refused_and_nothing_is_executed(load, tmp_path):
+    ran, pickled, saved, pipe, link = (tmp_path / name for name in ("ran", "pickle", "torch", "pipe", "link"))
+    pickled.write_bytes(pickle.dumps(Touch(ran)))
+    torch.save({"0.weight": Touch(ran)}, saved)
+    for path in (pickled, saved):
+        with pytest.raises(CheckpointError, match="header"):
+            load(path, into=half_zero())
+    os.mkfifo(pipe)
+    link.symlink_to(os.devnull)
+    for path in (pipe, link, tmp_path):
+        with pytest.raises(CheckpointError, match="it is a folder, a pipe or a device, not a file"):
+            load(path, into=half_zero())
+    assert not ran.exists()
+
+
+def mutated(content, choice):
+    """The content of a file that was cut short, or has other bytes or numbers in its header."""
+    end = 8 + struct.unpack("<Q", content[:8])[0]
+    head = content[8:end]
+    kind = choice.randrange(3)
+    if kind == 0:
+        return content[: choice.randrange(len(content))]
+    if kind == 1:
+        at = choice.randrange(len(head))
+        head = head[:at] + bytes([choice.randrange(256)]) + head[at + 1 :]
+    else:
+        number = choice.choice(list(re.finditer(rb"\d+", head)))
+        head = head[: number.start()] + choice.choice(WRONG) + head[number.end() :]
+    return struct.pack("<Q", len(head)) + head + content[end:]
+
+
+WRONG = [b"-1", b"0", b"1e9", b"9" * 25, b"null", b"[]", b"{}", b"true", b"[[1]]"]
+
+
+def test_a_file_with_random_damage_is_refused_or_loads_and_never_changes_half_of_a_model(tmp_path):
+    path = Compact(inputs=(VECTORS,))(tmp_path, half_zero(), SPARSIFIER)
+    whole, choice = path.read_bytes(), random.Random(0)
+    for _ in range(60):
+        path.write_bytes(mutated(whole, choice))
+        fresh = half_zero()
+        try:
+            Compact.load(path, into=fresh)
+        except CheckpointError:
+            assert [tuple(p.shape) for p in fresh.parameters()] == [tuple(p.shape) for p in half_zero().parameters()]
+            assert str(fresh) == str(half_zero())
+        assert fresh.eval()(VECTORS).shape == (len(VECTORS), 3)
+
+
+@pytest.mark.parametrize("route", ["module", "graph"])
+def test_a_link_in_the_place_of_the_file_is_replaced_and_its_target_stays(route, tmp_path):
+    exporter, other = Compact(route, inputs=(VECTORS,)), tmp_path / "other"
+    other.write_text("keep")
+    (tmp_path / exporter.file).symlink_to(other)
+    path = exporter(tmp_path, half_zero(), SPARSIFIER)
+    assert other.read_text() == "keep"
+    assert path.is_file()
+    assert not path.is_symlink()
+
+
+def test_a_compacted_model_is_pruned_compacted_and_compiled_again():
+    first = compact(half_zero().double().eval(), (VECTORS.double(),))
+    with torch.no_grad():
+        for part in (first[0].weight, first[0].bias, first[1].weight, first[1].bias):
+            part[1:3] = 0
+        first[3].weight[:, 1:3] = 0
+    again = compact(torch.compile(first, backend="eager"), (VECTORS.double(),))
+    assert (first[0].out_features, again[0].out_features) == (4, 2)
+    made = torch.compile(again, backend="eager", fullgraph=True)(VECTORS.double())
+    assert relative_error(first(VECTORS.double()).detach(), made.detach()) <= 1e-12
 
 
 def test_a_route_that_does_not_exist_is_refused():

@@ -417,6 +417,9 @@ HOSTILE = {
     "an attribute for a layer": lambda h, t: h["layers"].update({"forward": "forward"}),
     "names that are no names": lambda h, t: h.update(names=[1, 2]),
     "layers of another kind": lambda h, t: h.update(layers={"dense": "first"}),
+    "another format": lambda h, t: h.update(format=2),
+    "a format that is none": lambda h, t: h.update(format=True),
+    "a key too many": lambda h, t: h.update(code="print(1)"),
 }
 
 

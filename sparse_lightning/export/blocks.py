@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sparse_lightning.engine.masks import pack, unpack
@@ -14,6 +14,7 @@ from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import CheckpointError
 from sparse_lightning.export.geometry import PADDING, BlockGeometry
 from sparse_lightning.export.header import Header, check_entries
+from sparse_lightning.export.reading import read_tensors
 from sparse_lightning.export.saving import save_tensors
 from sparse_lightning.export.state import first_names, plain, tensors_of, writes
 from sparse_lightning.patterns import resolve
@@ -81,9 +82,8 @@ class KeptBlocks:
             CheckpointError: if the file was not written by `KeptBlocks`, or is truncated or changed.
         """
         try:
-            with safe_open(path, framework="pt") as file:
-                header = Header.from_text((file.metadata() or {})[HEADER], Path(path).stat().st_size)
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            text, found = read_tensors(path, HEADER)
+            header = Header.from_text(text, Path(path).stat().st_size)
             check_entries(found, header)
             whole = {
                 name: _join(name, found, header.cut[name]) if name in header.cut else found[name]

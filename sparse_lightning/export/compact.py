@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
 
 from sparse_lightning.compaction import Compacted, compact_program, compacted
@@ -19,6 +19,7 @@ from sparse_lightning.compaction.program import STAGES as OF_PROGRAM
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import CheckpointError, CouplingError
 from sparse_lightning.export.compact_header import CompactHeader
+from sparse_lightning.export.reading import read_tensors
 from sparse_lightning.export.resize import check_fit, resize
 from sparse_lightning.export.saving import save_tensors
 from sparse_lightning.export.state import check_whole, first_names, plain, tensors_of, writes
@@ -108,9 +109,8 @@ class Compact:
             CheckpointError: if the file was not written by `Compact`, is damaged, or belongs to another model.
         """
         try:
-            with safe_open(path, framework="pt") as file:
-                header = CompactHeader.from_text((file.metadata() or {})[HEADER])
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            text, found = read_tensors(path, HEADER)
+            header = CompactHeader.from_text(text)
             check_fit(into, header, found)
         except (SafetensorError, KeyError, AttributeError, ValueError, RecursionError, OSError) as error:
             raise CheckpointError(
@@ -161,4 +161,5 @@ def _tensor_at(model: nn.Module, name: str) -> torch.Tensor:
 def _save_program(program: torch.export.ExportedProgram, path: Path) -> None:
     made = io.BytesIO()
     torch.export.save(program, made)
+    path.unlink(missing_ok=True)  # a link is replaced, and what it points to stays
     path.write_bytes(made.getvalue())

@@ -9,6 +9,7 @@ from typing import Any
 
 from sparse_lightning.compaction.size_attributes import Sizes
 from sparse_lightning.compaction.zero_units import KeptUnits
+from sparse_lightning.export.reading import parse_header
 
 FORMAT = 1
 
@@ -46,11 +47,7 @@ class CompactHeader:
         Raises:
             ValueError: if anything in it is not as `to_text` writes it.
         """
-        stored = json.loads(text)
-        if not isinstance(stored, dict) or set(stored) != set(KEYS):
-            raise ValueError(f"its header does not have the keys {', '.join(KEYS)}")
-        if stored["format"] != FORMAT or isinstance(stored["format"], bool):
-            raise ValueError(f"it has the format {stored['format']!r}, and this version reads {FORMAT}")
+        stored = parse_header(text, KEYS, FORMAT)
         unregistered = stored["unregistered"]
         if not isinstance(unregistered, list) or not all(isinstance(name, str) for name in unregistered):
             raise ValueError("its unregistered tensors are not a list of names")

@@ -64,6 +64,7 @@ class ONNX:
                 _check(made, small, type(model).__name__)
                 stage(f"writing {path.name}")
                 path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)  # a link is replaced, and what it points to stays
                 made.save(path)
         return path
 

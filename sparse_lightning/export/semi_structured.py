@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import CheckpointError, SparseLightningError
+from sparse_lightning.export.reading import parse_header, read_tensors
 from sparse_lightning.export.saving import save_tensors
 from sparse_lightning.export.state import first_names, plain, tensors_of, writes
 
@@ -19,6 +20,8 @@ HEADER = "sparse_lightning.semi_structured"
 """The entry of the file's metadata that names the 2:4 weights, and tied tensors."""
 
 FORMAT = 1
+
+KEYS = ("format", "names", "layers")
 
 CAPABILITY = (8, 0)
 """The oldest GPUs with sparse tensor cores."""
@@ -156,9 +159,8 @@ def unpack(values: Tensor, places: Tensor) -> Tensor:
 def read(path: Path | str) -> tuple[dict[str, Tensor], list[str]]:
     """Return the state dict of a file, and the names of its 2:4 layers."""
     try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})[HEADER])
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        text, found = read_tensors(path, HEADER)
+        header = parse_header(text, KEYS, FORMAT)
         whole = {name: _whole(name, found) for name in dict.fromkeys(header["names"].values())}
         return {name: whole[first] for name, first in header["names"].items()}, [str(n) for n in header["layers"]]
     except (SafetensorError, KeyError, AttributeError, TypeError, ValueError, RecursionError, OSError) as error:

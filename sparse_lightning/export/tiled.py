@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sparse_lightning.blocks.shards import is_sharded
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import CheckpointError, SparseLightningError
+from sparse_lightning.export.reading import parse_header, read_tensors
 from sparse_lightning.export.saving import save_tensors
 from sparse_lightning.export.state import first_names, plain, tensors_of, writes
 from sparse_lightning.graph.inputs import Inputs
@@ -23,6 +24,8 @@ HEADER = "sparse_lightning.tiled"
 """The entry of the file's metadata that names the tiled layers, and tied tensors."""
 
 FORMAT = 1
+
+KEYS = ("format", "names", "layers")
 
 _log = logging.getLogger(__name__)
 
@@ -94,9 +97,8 @@ class Tiled:
             CheckpointError: if the file was not written by `Tiled`, is damaged, or belongs to another model.
         """
         try:
-            with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {})[HEADER])
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            text, found = read_tensors(path, HEADER)
+            header = parse_header(text, KEYS, FORMAT)
             state = {name: found[first] for name, first in header["names"].items()}
             layers = {name: _layer(name, into, state) for name in dict.fromkeys(header["layers"].values())}
             replaced = {name: layers[first] for name, first in header["layers"].items()}
@@ -117,7 +119,7 @@ def _entries(model: nn.Module, path: Path) -> tuple[dict[str, Tensor], Path, dic
     known: dict[nn.Module, str] = {}
     modules = model.named_modules(remove_duplicate=False)
     layers = {name: known.setdefault(module, name) for name, module in modules if isinstance(module, TileLinear)}
-    header = {"format": FORMAT, "names": names, "layers": layers}
+    header = dict(zip(KEYS, (FORMAT, names, layers), strict=True))
     return {name: t for name, t in found.items() if t is not None}, path, {HEADER: json.dumps(header)}
 
 
