@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from fill_cases import bits, combine, filled
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse_lightning import BlockSpec, Layout
@@ -33,7 +34,6 @@ def check(tables, case) -> None:
 
 
 @needs_compiler
-@settings(max_examples=150)
 @given(CASES, st.integers(1, 3), st.booleans(), st.sampled_from([8, 64, 1 << 16]))
 def test_the_kernel_fills_what_the_reference_fills(case, threads, streams, row):
     before = torch.get_num_threads()
@@ -48,7 +48,6 @@ def test_the_kernel_fills_what_the_reference_fills(case, threads, streams, row):
             torch.set_num_threads(before)
 
 
-@settings(max_examples=100)
 @given(CASES)
 def test_without_a_compiler_torch_fills_the_same(case):
     with pytest.MonkeyPatch.context() as patch:
@@ -129,6 +128,15 @@ def test_a_compiler_that_fails_is_reported(monkeypatch, tmp_path):
 
 
 @pytest.fixture
+def source(tmp_path):
+    """A kernel that is compiled in a moment: how it is built and kept is the same for all."""
+    file = tmp_path / "twice" / "native.cpp"
+    file.parent.mkdir()
+    file.write_text('extern "C" int twice(int number) { return 2 * number; }\n')
+    return file
+
+
+@pytest.fixture
 def empty_cache(monkeypatch, tmp_path):
     """A folder without libraries, and a process that has loaded none."""
     monkeypatch.setenv(FOLDER, str(tmp_path / "cache"))
@@ -146,18 +154,18 @@ def counting_compiler(tmp_path) -> str:
     return str(script)
 
 
-def _load(folder: str, compiler: str) -> None:
+def _load(source: Path, folder: str, compiler: str) -> None:
     os.environ |= {FOLDER: folder, "CXX": compiler}
     library.cache_clear()
-    assert library(native.SOURCE) is not None
+    assert library(source).twice(21) == 42
 
 
 @needs_compiler
-def test_processes_that_start_together_build_once_and_later_ones_not_at_all(empty_cache, tmp_path):
+def test_processes_that_start_together_build_once_and_later_ones_not_at_all(source, empty_cache, tmp_path):
     compiler = counting_compiler(tmp_path)
     context = multiprocessing.get_context("fork")
     for _ in range(2):
-        started = [context.Process(target=_load, args=(str(empty_cache), compiler)) for _ in range(4)]
+        started = [context.Process(target=_load, args=(source, str(empty_cache), compiler)) for _ in range(4)]
         for process in started:
             process.start()
         for process in started:
@@ -168,12 +176,12 @@ def test_processes_that_start_together_build_once_and_later_ones_not_at_all(empt
 
 
 @needs_compiler
-def test_what_machine_code_depends_on_names_the_library(empty_cache, monkeypatch, caplog):
-    assert library(native.SOURCE) is not None
-    assert "building the CPU kernel block_fill, once on this machine" in caplog.text
+def test_what_machine_code_depends_on_names_the_library(source, empty_cache, monkeypatch, caplog):
+    assert library(source).twice(21) == 42
+    assert "building the CPU kernel twice, once on this machine" in caplog.text
     library.cache_clear()
     monkeypatch.setattr("sparse_lightning.kernels.native.OPTIONS", ("-O1", "-fopenmp", "-shared", "-fPIC"))
-    assert library(native.SOURCE) is not None
+    assert library(source).twice(21) == 42
     assert len(list(empty_cache.glob("*.so"))) == 2
 
 
@@ -181,25 +189,25 @@ def test_what_machine_code_depends_on_names_the_library(empty_cache, monkeypatch
 @pytest.mark.parametrize(
     "size", [pytest.param(0, marks=pytest.mark.exhaustive), 100, pytest.param(5000, marks=pytest.mark.exhaustive)]
 )
-def test_a_library_that_was_cut_short_is_built_again(empty_cache, size):
-    assert library(native.SOURCE) is not None
+def test_a_library_that_was_cut_short_is_built_again(source, empty_cache, size):
+    assert library(source).twice(21) == 42
     [built] = empty_cache.glob("*.so")
     content = built.read_bytes()
     built.unlink()  # this process has it loaded
     built.write_bytes(content[:size])
     library.cache_clear()
-    assert library(native.SOURCE) is not None
+    assert library(source).twice(21) == 42
     [again] = empty_cache.glob("*.so")
     assert again.stat().st_size > size
 
 
 @needs_compiler
-def test_a_folder_that_cannot_be_written_is_no_obstacle(monkeypatch, tmp_path):
+def test_a_folder_that_cannot_be_written_is_no_obstacle(source, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv(FOLDER, str(tmp_path / "file"))
     library.cache_clear()
     try:
-        assert library(native.SOURCE) is not None
+        assert library(source).twice(21) == 42
     finally:
         library.cache_clear()
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from law_examples import EXAMPLES
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,7 +20,7 @@ from sparse_lightning.errors import PatternError
 from sparse_lightning.patterns import Filters, Heads, Neurons, resolve
 from sparse_lightning.patterns.names import Names
 
-few = settings(max_examples=30)
+few = settings(max_examples=min(30, EXAMPLES // 3))
 SIZES = st.integers(1, 5)
 
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from poison import poison  # noqa: F401
 from torch.profiler import ProfilerActivity, profile
@@ -76,7 +76,6 @@ def selections(draw, dtype):
 @each_select
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_selection_is_a_plain_loop_over_the_groups(select, dtype):
-    @settings(max_examples=60)
     @given(selections(dtype))
     def law(case):
         weight, other, n, m = case

@@ -76,7 +76,6 @@ def scores_of(criterion, scopes, monkeypatch, small, lowering=None):
     return [scores[block] for scope in scopes for block in scope.blocks()]
 
 
-@settings(max_examples=60)
 @given(alike(), alike(), st.sampled_from([Magnitude(p=2), Taylor(), Movement(), EMA(Fisher()), Random()]))
 def test_scores_of_a_stack_are_those_of_each_parameter(first, second, criterion):
     scopes = [scope for pair in zip(first, second, strict=False) for scope in pair]
@@ -148,7 +147,6 @@ def scored(scopes, sources, lowering):
     return scorer.score(sources)
 
 
-@settings(max_examples=60)
 @given(alike())
 def test_values_gathered_by_a_stack_are_those_of_each_scope(scopes):
     found = stacks(scopes)
