@@ -10,6 +10,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,14 @@ def docstrings(tree: ast.Module) -> set[int]:
     return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
 
 
-def named(name: str, file: Path) -> Iterator[str]:
+@cache
+def names_in(package: str, text: str) -> tuple[str, ...]:
+    """Every dotted name in the text of a module of a package; copies of a module are read once."""
+    return tuple(named(package, ast.parse(text)))
+
+
+def named(package: str, tree: ast.Module) -> Iterator[str]:
     """Every dotted name that a module imports, or has as a string: a sentence that mentions one imports nothing."""
-    tree = ast.parse(file.read_text("utf-8"))
-    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     prose = docstrings(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -60,7 +65,8 @@ def imports(root: Path) -> dict[str, set[str]]:
     known = modules(root)
     found: dict[str, set[str]] = {}
     for name, file in known.items():
-        targets = {_module_in(dotted, known) for dotted in named(name, file)}
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        targets = {_module_in(dotted, known) for dotted in names_in(package, file.read_text("utf-8"))}
         found[name] = {target for target in targets if target is not None and target != name}
     return found
 
