@@ -12,6 +12,7 @@ from sparse_lightning import (
     Coupled,
     Experts,
     Magnitude,
+    NothingToRemoveWarning,
     PatternError,
     Random,
     Sparsifier,
@@ -152,7 +153,8 @@ def test_experts_in_a_list_are_compacted_to_what_their_router_still_needs():
     """A softmax over all experts, and a choice by number, need all of them: their neurons are removed."""
     model, x = Layers().double(), torch.randn(16, 8).double()
     masks = prune(model, [PATTERN], 0.5, (), Magnitude(), progress=False)
-    small = compact(model, (x,))
+    with pytest.warns(UserWarning, match=r"^zero experts or classes, 2 of 4 in layers\.0\.gate, 2 of 4 in layers\.1"):
+        small = compact(model, (x,))
     for name, mask in masks.items():
         expert = small.get_submodule(name.replace(" (experts)/", "."))
         assert expert[0].out_features == (1 if mask.all() else 12)
@@ -172,6 +174,21 @@ def test_neurons_of_stacked_experts_are_found_by_the_graph_and_removed(make):
     small = compact(model, tokens)
     assert small.model.layers[0].mlp.experts.down_proj.shape[2] == neurons // 2
     torch.testing.assert_close(small(**tokens).logits, model(**tokens).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_whole_experts_behind_a_softmax_stay_and_compact_tells_why():
+    """No removal is exact: the masked model gives a pruned expert, whose logit is zero, a share, and chooses it."""
+    model, tokens = mixtral().eval(), {"input_ids": torch.randint(64, (2, 9))}
+    prune(model, [Experts("*.experts", router="*.gate")], 0.5, (), Magnitude(), progress=False)
+    said = r"has nothing to remove: zero experts or classes, 2 of 4 in .*mlp\.gate.* stay .*outputs would change"
+    with pytest.warns(NothingToRemoveWarning, match=said) as found:
+        small = compact(model, tokens)
+    assert len(found) == 1, "one sentence, not one for each reason"
+    assert small.model.layers[0].mlp.gate.weight.shape == (4, 16)
+    with torch.no_grad():
+        chosen = model.model.layers[0].mlp.gate(torch.randn(200, 16))
+    zero = (model.model.layers[0].mlp.gate.weight == 0).all(1).nonzero().flatten()
+    assert torch.isin(chosen[-1], zero).any(), "tokens choose pruned experts"
 
 
 def test_what_does_not_fit_raises_an_error_with_the_names():

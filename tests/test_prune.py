@@ -13,6 +13,7 @@ from forked import on_ranks
 from small_nets import Net, batches
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from sparse_lightning import (
     EMA,
@@ -27,6 +28,7 @@ from sparse_lightning import (
     Magnitude,
     Movement,
     Neurons,
+    PatternError,
     Random,
     Refit,
     SparseLightningError,
@@ -239,6 +241,14 @@ def test_what_is_wrong_is_refused_before_anything_is_pruned(capsys):
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(SparsityError, match=r"sparsity=1\.5 is out of range"):
         prune(model, NEURONS, 1.5, [])
+    for wrong in ("0.5", None, True, float("nan")):
+        with pytest.raises(SparsityError, match=f"sparsity={wrong!r} is out of range"):
+            prune(model, NEURONS, wrong, [])
+    meta = copy.deepcopy(model).to("meta")
+    with pytest.raises(SparseLightningError, match=r"0 \(neurons\) is on the meta device"):
+        prune(meta, NEURONS, 0.5, [torch.zeros(2, 4)])
+    with pytest.raises(PatternError, match=r"'nothing' matches no parameter"):
+        prune(model, [Blocks("nothing", (2, 2))], 0.5, [torch.zeros(2, 4)])
     with pytest.raises(SparsityError, match=r"tensor of shape \(6, 4\), whose rows .*: pass a list of batches"):
         prune(model, NEURONS, 0.5, torch.zeros(6, 4))
     with pytest.raises(SparsityError, match=r"one mapping with the keys \['x'\].*: pass a list of batches"):
@@ -258,6 +268,118 @@ def test_what_is_wrong_is_refused_before_anything_is_pruned(capsys):
     capsys.readouterr()
     prune(model, NEURONS, 0.5, [torch.ones(2, 4)])
     assert "prune: 100%" in capsys.readouterr().err
+
+
+class Stream:
+    """Batches that can be read once: a second loop continues the first, as those of sockets and queues do."""
+
+    def __init__(self, batches):
+        self._left = iter(batches)
+
+    def __iter__(self):
+        yield from self._left
+
+
+class StreamDataset(Stream, IterableDataset):
+    """The same as a data set of torch."""
+
+
+FORMS = {
+    "tuples with labels": lambda data: [(x, torch.zeros(len(x))) for x in data],
+    "a loader": lambda data: DataLoader(TensorDataset(torch.cat(data)), batch_size=len(data[0])),
+    "a generator": lambda data: (x for x in data),
+    "a stream": Stream,
+    "a loader of a stream": lambda data: DataLoader(StreamDataset(data), batch_size=None),
+    "keywords": lambda data: [{"input": x} for x in data],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_batches_of_any_form_are_all_read_for_each_scope(form):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+    data = [torch.randn(20, 8) + i for i in range(3)]
+    plain, patterns = copy.deepcopy(model), [Neurons("0", "2"), Neurons("2", "4")]
+    wanted = prune(plain, patterns, 0.5, data, Wanda(), Refit(), progress=False)
+    found = prune(model, patterns, 0.5, FORMS[form](data), Wanda(), Refit(), progress=False)
+    assert all(torch.equal(found[name], mask) for name, mask in wanted.items())
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("criterion", [Wanda(), Taylor()], ids=lambda c: type(c).__name__)
+def test_modes_statistics_and_random_numbers_stay_as_they_were(criterion):
+    torch.manual_seed(0)
+    norm, drop = nn.BatchNorm1d(16), nn.Dropout(0.5)
+    model = nn.Sequential(nn.Linear(8, 16), norm, nn.ReLU(), drop, nn.Linear(16, 4)).bfloat16()
+    data = [torch.randn(20, 8).bfloat16() for _ in range(3)]
+    model[3].eval()
+    before, numbers = copy.deepcopy(dict(model.named_buffers())), torch.get_rng_state()
+    options = {"step": lambda net, x: net(x).float().square().mean(), "progress": False}
+    prune(model, [Neurons("0", "4")], 0.5, data, criterion, Refit(), **options)
+    assert [module.training for module in model] == [True, True, True, False, True]
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert model[4].weight.dtype == torch.bfloat16
+    assert int((model[4].weight == 0).all(0).sum()) == 8
+    with pytest.raises(RuntimeError, match=r"size of tensor|shapes cannot be multiplied"):
+        prune(model, [Neurons("0", "4")], 0.75, [data[0], data[0][:, :3]], criterion, **options)
+    assert [module.training for module in model] == [True, True, True, False, True]
+    assert not any(module._forward_pre_hooks for module in model), "a hook is left behind"
+
+
+@pytest.mark.parametrize("criterion", [Wanda(), OBS(), Magnitude()], ids=lambda c: type(c).__name__)
+def test_at_a_sparsity_of_zero_nothing_changes_and_at_one_nothing_is_left(criterion):
+    model, data = trained_mlp(16, steps=1), [torch.randn(64, 16)]
+    before = copy.deepcopy(model.state_dict())
+    [mask] = prune(model, NEURONS, 0, data, criterion, Refit(), progress=False).values()
+    assert not mask.any()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    [mask] = prune(model, NEURONS, 1, data, criterion, Refit(), progress=False).values()
+    assert mask.all()
+    assert not model[2].weight.any()
+    assert torch.isfinite(model(data[0])).all()
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+
+def test_a_weight_that_two_layers_share_is_pruned_for_both_and_not_compensated_for_one():
+    model, data, tiles = Tied(), [torch.randn(20, 8)], [Blocks("first.weight", (4, 4))]
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(PatternError, match=r"first\.weight is shared by first and second, and Refit.*: exclude it"):
+        prune(model, tiles, 0.5, data, Wanda(), Refit(), progress=False)
+    with pytest.raises(PatternError, match=r"first\.weight is shared by first and second, and Refit"):
+        Sparsifier(tiles, 0.5, compensation=Refit()).attach(model, torch.optim.SGD(model.parameters(), 0.1))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    prune(model, tiles, 0.5, data, Wanda(), progress=False)
+    assert model.second.weight is model.first.weight
+    assert int((model.second.weight == 0).sum()) == 32
+
+
+class OneArgument(Net):
+    """Its training step takes no index."""
+
+    def training_step(self, batch):
+        return {"loss": super().training_step(batch, 0)}
+
+
+def test_training_steps_of_any_signature_are_made_and_those_that_optimize_raise_an_error():
+    [mask] = prune(OneArgument(), [Neurons("up", "down")], 0.5, batches(2), Taylor(), progress=False).values()
+    assert int(mask.sum()) == 16
+    model = Net()
+    model.automatic_optimization = False
+    with pytest.raises(SparseLightningError, match=r"Net has automatic_optimization=False.*: pass step"):
+        prune(model, [Neurons("up", "down")], 0.5, batches(2), progress=False)
 
 
 SHARDED = [

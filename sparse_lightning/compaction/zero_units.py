@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from sparse_lightning.errors import NothingToRemoveWarning, SparseLightningError
-from sparse_lightning.graph import Couplings, Family, Removal
+from sparse_lightning.graph import Couplings, Family, Refusal, Removal
 from sparse_lightning.graph.couplings import Preference
+from sparse_lightning.graph.rules.contractions import CHOSEN_BY_NUMBER
 from sparse_lightning.layout import Layout
 
 
@@ -67,9 +68,37 @@ def find_zero_units(found: Couplings) -> ZeroUnits:
     return max(every, key=ZeroUnits.removes)
 
 
+def warn_of_routed(found: ZeroUnits, name: str) -> bool:
+    """Warn of experts that are zero and cannot be removed, and return whether there are any.
+
+    A zero row of a router is a logit of zero: it takes its share of a softmax, and tokens may choose it.
+    """
+    some = [f"{zero} of {each.units} in {each.name.removesuffix(' (units)')}" for each, zero in _routed(found) if zero]
+    if some:
+        nothing = "" if found.units else f"{name} has nothing to remove: "
+        warnings.warn(
+            f"{nothing}zero experts or classes, {', '.join(some)}, stay as they are, since a softmax still gives them "
+            "a share, or tokens choose them by their number: outputs would change without them. To make experts "
+            "smaller, prune their neurons by Neurons or Coupled",
+            UserWarning if found.units else NothingToRemoveWarning,
+            stacklevel=3,
+        )
+    return bool(some)
+
+
+def _routed(found: ZeroUnits) -> Iterator[tuple[Refusal, int]]:
+    """Yield what a softmax or a choice by number pins in the first dimension of parameters, with how many are zero."""
+    for each in found.couplings.refusals:
+        tensors = [found.tensors[parameter].detach() for parameter in each.parameters]
+        is_routed = "softmax" in each.reason.operation or each.reason.why == CHOSEN_BY_NUMBER
+        if is_routed and all(tensor.ndim and len(tensor) == each.units for tensor in tensors):
+            zero = [~tensor.ne(0).reshape(each.units, -1).any(1).cpu() for tensor in tensors]
+            yield each, int(torch.stack(zero).all(0).sum())
+
+
 def warn_if_none(found: ZeroUnits, name: str) -> None:
     """Warn if there is nothing to remove."""
-    if not found.units:
+    if not warn_of_routed(found, name) and not found.units:
         families = len(found.couplings)
         warnings.warn(
             f"{name} has nothing to remove: no unit of its {families} families is zero in all of its weights. Masks of "

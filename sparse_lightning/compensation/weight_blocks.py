@@ -50,9 +50,19 @@ def read_weights(blocks: Iterable[SparseBlock], model: nn.Module, names: Mapping
     return [(names[key], param) for key, param in found.items()]
 
 
-def check_read(compensation: Compensation | None, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise a PatternError if a compensation has no layer to change."""
-    if compensation is not None and not list(weights):
+def check_read(compensation: Compensation | None, weights: Iterable[tuple[str, Tensor]], model: nn.Module) -> None:
+    """Raise a PatternError if a compensation has no layer to change, or one whose weight other layers share."""
+    if compensation is None:
+        return
+    read = list(weights)
+    for name, weight in read:
+        owners = [at for at, module in model.named_modules() if any(p is weight for p in module.parameters(False))]
+        if len(owners) > 1:
+            raise PatternError(
+                f"{name} is shared by {' and '.join(owners)}, and {compensation!r} would change it for the inputs of "
+                "one of them: exclude it from the patterns, untie it, or use no compensation"
+            )
+    if not read:
         raise PatternError(
             f"{compensation!r} has no layer to change: no pattern prunes some of the inputs of a layer. Use patterns "
             "that name the readers of what is pruned, such as Neurons, Heads or Blocks, or no compensation"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from sparse_lightning.errors import FlowError, SparseLightningError, SparsityError
 
@@ -78,14 +79,14 @@ class Calibration:
 
     Args:
         model: is called in evaluation mode, and left in the mode that it was in.
-        batches: anything that can be iterated; an iterator is kept as a list, since it is needed several times.
+        batches: anything that can be iterated; what may be a stream is kept as a list, to be read several times.
         step: runs the model on a batch; None for `default_step`.
     """
 
     def __init__(self, model: nn.Module, batches: Iterable[Any], step: Step | None = None) -> None:
         _check_batches(batches)
         self._model, self._step = model, step or default_step
-        self._batches = list(batches) if isinstance(batches, Iterator) else batches
+        self._batches = batches if _starts_anew(batches) else list(batches)
         self._device = next((param.device for param in model.parameters()), torch.device("cpu"))
 
     def run(self) -> None:
@@ -155,6 +156,13 @@ def _check_batches(batches: Iterable[Any]) -> None:
         raise SparsityError(
             f"batches is one mapping with the keys {[*batches]}, so a single batch: pass a list of batches, as in [x]"
         )
+
+
+def _starts_anew(batches: Iterable[Any]) -> bool:
+    """Whether each pass over batches is known to be a whole one: a second pass over a stream may continue the first."""
+    if isinstance(batches, DataLoader):
+        return not isinstance(batches.dataset, IterableDataset)
+    return isinstance(batches, Sequence)
 
 
 def _reshard(model: nn.Module) -> None:

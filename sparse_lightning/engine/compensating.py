@@ -38,7 +38,7 @@ class Compensating:
         self._compensation, self._is_update = compensation, is_update
         self._blocks = {name: block for scope in scopes for name, block in scope.blocks.items()}
         weights = read_weights(self._blocks.values(), model, names)
-        check_read(compensation, weights)
+        check_read(compensation, weights, model)
         self._grams = GramMatrices(model, weights, only_training=True)
         self.at_step(0)
 

@@ -29,6 +29,7 @@ from sparse_lightning.patterns import Attachment, Patterns
 from sparse_lightning.patterns.adapters import AdapterWatch
 from sparse_lightning.patterns.claims import resolve_in
 from sparse_lightning.patterns.names import Names
+from sparse_lightning.schedules.schedule import is_number
 
 
 def prune(
@@ -78,8 +79,8 @@ def prune(
         >>> int(masks["0 (neurons)"].sum()), int((mlp[2].weight == 0).all(dim=0).sum())
         (4, 4)
     """
-    if not 0 <= sparsity <= 1:
-        raise SparsityError(f"sparsity={sparsity} is out of range: pass a fraction from 0 to 1")
+    if not is_number(sparsity) or not 0 <= sparsity <= 1:
+        raise SparsityError(f"sparsity={sparsity!r} is out of range: pass a fraction from 0 to 1")
     names = Names(model)
     found = resolve_in(patterns, names)
     if not found:
@@ -130,7 +131,7 @@ class _OneCall:
     def check(self, found: Sequence[Attachment]) -> None:
         """Raise an error if scores or compensation need something of a scope that no batch can give."""
         blocks = [block for each in found for block in each.scope.blocks()]
-        check_read(self._compensation, read_weights(blocks, self._model, self._names))
+        check_read(self._compensation, read_weights(blocks, self._model, self._names), self._model)
         for each in found:
             with self._observed(each):
                 pass

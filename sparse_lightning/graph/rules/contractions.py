@@ -10,6 +10,8 @@ from sparse_lightning.graph.call import Call, rule
 from sparse_lightning.graph.rules.broadcasting import broadcast, zeros_of
 from sparse_lightning.graph.traced_value import Sign, TracedValue
 
+CHOSEN_BY_NUMBER = "tokens choose their experts by number"
+
 
 def contract(call: Call, x: TracedValue, dim: int, y: TracedValue, other: int) -> None:
     """Unify the contracted dimensions of two values; pin them where a unit of zero weights would still contribute."""
@@ -135,6 +137,6 @@ def grouped_mm(call: Call, x: TracedValue, weight: TracedValue, *args: Any, **kw
         call.pin_all(x, "its operands have no rule")
         call.pin_all(weight, "its operands have no rule")
         return call.pinned(call.sizes())
-    call.pin(weight.dims[0], "tokens choose their experts by number")
+    call.pin(weight.dims[0], CHOSEN_BY_NUMBER)
     contract(call, x, 1, weight, 1)
     return TracedValue((x.dims[0], weight.dims[2]), (x.zero[0], weight.zero[2]))
