@@ -7,8 +7,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from law_examples import examples
 from poison import poison  # noqa: F401
 from torch.profiler import ProfilerActivity, profile
 
@@ -75,7 +76,9 @@ def selections(draw, dtype):
 
 @each_select
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.hypothesis
 def test_selection_is_a_plain_loop_over_the_groups(select, dtype):
+    @settings(max_examples=examples(30))
     @given(selections(dtype))
     def law(case):
         weight, other, n, m = case
