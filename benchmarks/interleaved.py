@@ -66,10 +66,11 @@ def _rounds(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str, 
 
 
 def _turn(names: list[str], i: int) -> list[str]:
-    """Return the order of a round: each action is first in turn, and follows each other one as often.
+    """Return the order of a round: each action is first in turn, and of three or more each follows each other one.
 
-    Else the action after the one that needs most memory would always find the cache without its data.
+    Else the action after the one that needs most memory would always find the cache without its data. Two actions
+    are in turn first and last, so that each follows itself in every other round.
     """
     first = i % len(names)
     turned = names[first:] + names[:first]
-    return turned[::-1] if i // len(names) % 2 else turned
+    return turned[::-1] if len(names) > 2 and i // len(names) % 2 else turned
