@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 from strategies import block_shapes, shapes, tensors, walks
 
 from sparse_lightning import BlockSpec, Layout, LayoutError, View
+from sparse_lightning.blocks import alike_blocks
+from sparse_lightning.blocks.alike_blocks import AlikeBlocks, CopyRoom
 from sparse_lightning.blocks.reductions import MAX, MIN, SUM
-from sparse_lightning.kernels.block_score import reference
+from sparse_lightning.kernels.block_score import native, reference
 from sparse_lightning.layout.regions import cut, regions, whole
+
+needs_compiler = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler on x86 Linux")
 
 
 def boxes_of(shape, cuts):
@@ -45,6 +49,34 @@ def test_reductions_of_the_parts_combine_to_the_reduction_of_the_whole(case, red
     for box in boxes:
         total = reduction.combine(total, spec.part_of_box(local_of(spec.param, box), box).reduce(reduction))
     assert torch.equal(total, spec.part().reduce(reduction))
+
+
+def folded_in_place(spec, box, reduction):
+    """What the native kernel folds of a box, where it is."""
+    local, grid = local_of(spec.param, box), reference.start(reduction.kind, (1, *spec.grid_shape), spec.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alike_blocks, "held", lambda _: local)
+        patch.setattr(spec, "part", lambda *_: spec.part_of_box(local, box))
+        AlikeBlocks([spec], []).fold_into([grid], reduction.stage, native.fold, CopyRoom())
+    return grid[0]
+
+
+@needs_compiler
+@given(cut_specs(), st.sampled_from([SUM, MAX]))
+def test_the_native_kernel_folds_each_part_where_it_is(case, reduction):
+    spec, boxes = case
+    total = reference.start(reduction.kind, spec.grid_shape, spec.param)
+    for box in boxes:
+        total = reduction.combine(total, folded_in_place(spec, box, reduction))
+    torch.testing.assert_close(total, spec.part().reduce(reduction))
+
+
+@needs_compiler
+def test_pieces_of_a_shard_that_all_belong_to_one_block_add_up():
+    """The shard holds the end of the first row of the view and the beginning of the second."""
+    weight = torch.arange(24.0).view(4, 6) + 1
+    spec = BlockSpec(View(weight, (2, 12), (12, 1)), (-1, -1))
+    assert folded_in_place(spec, ((1, 3), (0, 6)), SUM).item() == weight[1:3].sum().item()
 
 
 @given(cut_specs(), st.data())

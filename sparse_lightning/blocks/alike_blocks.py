@@ -89,7 +89,8 @@ class AlikeBlocks:
         for region in first.regions:
             here = None if self._zeros is None else in_order_of(region, self._zeros)
             windows = first.windows(region)
-            is_direct = covers(region, first.grid_shape) and grids[0].dtype == native.grid_dtype(windows)
+            is_whole = len(first.regions) == 1 and covers(region, first.grid_shape)
+            is_direct = is_whole and grids[0].dtype == native.grid_dtype(windows)
             values = fold_many(stage, windows, tensors, here, grids if is_direct else None)
             if values is None:
                 return False
