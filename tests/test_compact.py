@@ -148,7 +148,7 @@ def test_a_compacted_module_has_the_outputs_of_the_masked_model(name):
     check_module(PLAIN[name].build, PLAIN[name].inputs)
 
 
-@pytest.mark.parametrize("name", ["shuffle", "fused", "interleaved", "convolutions"])
+@pytest.mark.parametrize("name", ["shuffle", "fused", "interleaved", "convolutions", "transposed", "grouped queries"])
 def test_a_compacted_program_has_the_outputs_of_the_masked_model(name):
     check_graph(PLAIN[name].build, PLAIN[name].inputs)
 
@@ -169,6 +169,18 @@ def test_models_of_hugging_face_by_both_routes(name):
     for seed in (1, 2):
         check_module(HUGGING_FACE[name], tokens_of(name), seed)
         check_graph(HUGGING_FACE[name], tokens_of(name), seed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["gpt2", "t5", "t5, gated"])
+def test_models_of_hugging_face_with_tied_weights_generate_from_a_file(name, tmp_path):
+    build = HUGGING_FACE[name]
+    model, given, called, expected, _ = pruned(build, tokens_of(name), 2)
+    small = Compact.load(Compact(inputs=given)(tmp_path, model, SPARSIFIER), into=build().double().eval())
+    assert small.get_output_embeddings().weight is small.get_input_embeddings().weight
+    assert error(expected, outputs(small, called)) <= 1e-12
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "bos_token_id": 0}
+    assert torch.equal(model.generate(TOKENS, **options), small.generate(TOKENS, **options))
 
 
 @pytest.mark.parametrize("name", sorted(GRAPH_ONLY))
