@@ -5,11 +5,12 @@
 
 Results are checked first. Each part prints speedups, medians over interleaved rounds in this one run: larger is faster.
 Compact: a transformer block and a convolutional network without their zero units, one call of each model in each round.
-For one token a round is eight calls of one model, then eight of the next, the first call included: decoding calls one
-model token after token. A second line has the same model called in turn with the dense one, call by call, so that each
+For one token a round is 32 calls of one model, then 32 of the next, the first call included: decoding calls one model
+token after token. A second line has the same model called in turn with the dense one, call by call, so that each
 call finds the weights evicted from the cache by those of the other model. Beside them a model that was built by hand
 with these sizes, which no removal of units can beat, and Torch-Pruning on the same zeros, where it is installed.
-Tiles: one linear layer, as `tiled` converts it, and as torch's own block-sparse matrix (BSR).
+Tiles: one linear layer, as `tiled` converts it, and as torch's own block-sparse matrix (BSR); one row is called as one
+token is.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ def tile_lines() -> Iterator[tuple[str, float, float]]:
         linear, inputs = pruned_linear(out, width, tile, sparsity), torch.randn(rows, width, device=DEVICE)
         small = tiled(linear, (inputs,))
         assert torch.allclose(small(inputs), linear(inputs), atol=1e-4), "tiles give other outputs"
-        speedup = _speedup(linear, lambda: small(inputs), inputs, 101 if rows == 1 else 21)  # noqa: B023
-        other = _speedup(linear, bsr(linear, tile, inputs), inputs, 5)
+        calls = DECODED if rows == 1 else 1
+        speedup = _speedup(linear, lambda: small(inputs), inputs, 101 if rows == 1 else 21, calls)  # noqa: B023
+        other = _speedup(linear, bsr(linear, tile, inputs), inputs, 5, calls)
         kept = TileLinear.of(linear, (tile, tile))
         memory = sum(buffer.nbytes for buffer in kept.buffers()) / sum(p.nbytes for p in linear.parameters())
         assert memory <= 1 - sparsity + 0.02, "tiles take more memory than what is kept, and 2 %"
@@ -81,8 +83,19 @@ def tile_lines() -> Iterator[tuple[str, float, float]]:
         yield line, speedup, LIMITS.get((rows, sparsity), 0.95)
 
 
-def _speedup(linear: nn.Linear, action: Callable[[], object], inputs: torch.Tensor, rounds: int) -> float:
-    return 1 / ratios({"dense": lambda: linear(inputs), "other": action}, "dense", rounds)["other"]
+def _speedup(linear: nn.Linear, action: Callable[[], object], inputs: torch.Tensor, rounds: int, calls: int) -> float:
+    actions = {"dense": repeated(lambda: linear(inputs), calls), "other": repeated(action, calls)}
+    return 1 / ratios(actions, "dense", rounds)["other"]
+
+
+def repeated(action: Callable[[], object], calls: int) -> Callable[[], None]:
+    """Return so many calls of an action, one after the other."""
+
+    def run() -> None:
+        for _ in range(calls):
+            action()
+
+    return run
 
 
 def measure_tiles() -> None:
@@ -94,7 +107,7 @@ def measure_tiles() -> None:
 
 ROUNDS = 41
 
-DECODED = 8
+DECODED = 32
 """Tokens that one model decodes in a round, one call for each, before the next model does."""
 
 
@@ -218,12 +231,7 @@ def compact_line(name: str, sparsity: float, found: dict[str, float], reason: st
 
 def speedups(models: dict[str, nn.Module], inputs: torch.Tensor, calls: int) -> dict[str, float]:
     """Return the speedup of each model over the dense one; it is called so many times in each round."""
-
-    def run(model: nn.Module) -> None:
-        for _ in range(calls):
-            model(inputs)
-
-    actions = {name: partial(run, model) for name, model in models.items()}
+    actions = {name: repeated(partial(model, inputs), calls) for name, model in models.items()}
     return {name: 1 / ratio for name, ratio in ratios(actions, "dense", ROUNDS).items()}
 
 

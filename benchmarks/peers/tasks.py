@@ -155,4 +155,4 @@ def characters() -> Task:
         return Structure(linear, units, [sl.Neurons("blocks.*.mlp.up", "blocks.*.mlp.down")])
 
     build = partial(GPT, width=64, depth=2, heads=4, context=64)
-    return Task("character GPT", load, build, structure, lr=3e-3, batch=16, steps=200)
+    return Task("character GPT", load, build, structure, lr=3e-3, batch=16, steps=1000)
