@@ -147,7 +147,7 @@ def hook_fraction(run: Run, rounds: int = 60) -> float:
 def observing(run: Run) -> float:
     """Return the time of a step in which a criterion with state observes the gradients, relative to the dense step."""
     check(run)
-    return ratios({"dense": run.dense_step, "observed": run.step}, base="dense", rounds=60)["observed"]
+    return ratios({"dense": run.dense_step, "observed": run.step}, base="dense", rounds=60, settled=True)["observed"]
 
 
 def check(run: Run) -> None:
@@ -212,7 +212,8 @@ def _peak(action) -> int:  # type: ignore[no-untyped-def]
 def print_hold(sparse: Run) -> None:
     """Print what the callback costs at every step."""
     # Many rounds of two interleaved actions, to resolve one percent.
-    held = ratios({"dense": sparse.dense_step, "sparse": sparse.step}, base="dense", rounds=120)["sparse"]
+    actions = {"dense": sparse.dense_step, "sparse": sparse.step}
+    held = ratios(actions, base="dense", rounds=80, settled=True)["sparse"]
     print(f"with the callback   {held:6.3f} × the dense step  (at most 1.01 as the median of five runs)", flush=True)
     print(f"time in its hook    {hook_fraction(sparse):6.2%} of the rest of the step", flush=True)
 

@@ -42,21 +42,32 @@ def interleaved(actions: dict[str, Callable[[], object]], rounds: int = ROUNDS) 
     return {name: statistics.median(taken) for name, taken in _rounds(actions, rounds).items()}
 
 
-def ratios(actions: dict[str, Callable[[], object]], base: str, rounds: int = ROUNDS) -> dict[str, float]:
+def ratios(
+    actions: dict[str, Callable[[], object]], base: str, rounds: int = ROUNDS, settled: bool = False
+) -> dict[str, float]:
     """Return for each action the median over the rounds of its time relative to the base in the same round.
 
     It resolves a few percent even if the speed of the machine varies.
+
+    Args:
+        actions: by name.
+        base: the name of one of them.
+        rounds: how often each is timed.
+        settled: whether each action is done twice and timed the second time, after itself: steps of one model that
+            leave other weights behind would be timed on the weights of one another else.
     """
-    times = _rounds(actions, rounds)
+    times = _rounds(actions, rounds, settled)
     return {name: statistics.median(map(truediv, taken, times[base])) for name, taken in times.items()}
 
 
-def _rounds(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def _rounds(actions: dict[str, Callable[[], object]], rounds: int, settled: bool = False) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
     for i in range(WARMUP + rounds):
         for name in _turn(names, i):
             action = actions[name]
+            if settled:
+                action()
             finish()
             start = time.perf_counter()
             action()
