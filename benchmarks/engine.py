@@ -74,7 +74,8 @@ class Run:
         """
         is_observing = bool(self.criterion.states)
         schedule, every = (Constant(SPARSITY, end=LONG), LONG) if is_observing else (Constant(SPARSITY, end=0), 1)
-        self.sparsifier = Sparsifier([Blocks("*.weight", (BLOCK, BLOCK))], schedule, self.criterion, update_every=every)
+        rhythm = {"update_every": every, "observe_every": 1 if is_observing else None}
+        self.sparsifier = Sparsifier([Blocks("*.weight", (BLOCK, BLOCK))], schedule, self.criterion, **rhythm)
         self.hook = EngineHook(self.sparsifier, self.model, self.optimizer)
 
     def backward(self) -> None:

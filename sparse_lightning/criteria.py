@@ -86,6 +86,7 @@ class Fisher(Criterion):
 
     def __init__(self, decay: float = 0.9) -> None:
         self.decay = _decay(decay)
+        self.observed_steps = _remembered(decay)
         self.states = {"mean": State(), "share": State()}
 
     def flow(self, x: Inputs) -> Value:
@@ -113,6 +114,7 @@ class Sensitivity(Criterion):
 
     def __init__(self, decay: float = 0.85, uncertainty_decay: float = 0.95) -> None:
         self.decay, self.uncertainty_decay = _decay(decay), _decay(uncertainty_decay)
+        self.observed_steps = _remembered(max(decay, uncertainty_decay))
         self.states = {name: State() for name in ("mean", "share", "deviation", "deviation_share")}
 
     def flow(self, x: Inputs) -> Value:
@@ -174,6 +176,8 @@ class EMA(Criterion):
     def __init__(self, criterion: Criterion, decay: float = 0.9) -> None:
         self.criterion, self.decay = criterion, _decay(decay)
         self.size_exponent = criterion.size_exponent
+        own, others = _remembered(decay), criterion.observed_steps if criterion.states else 1
+        self.observed_steps = None if others is None else max(own, others)
         average = "average"
         while average in criterion.states:
             average = f"average of {average}"
@@ -186,7 +190,7 @@ class EMA(Criterion):
 
 
 class AverageTaylor(EMA):
-    """The moving average of `ElementwiseTaylor` over all steps: needs only gradients, and the default.
+    """The moving average of `ElementwiseTaylor` over the steps up to an update: needs only gradients, and the default.
 
     Args:
         decay: of the moving average, at each observation.
@@ -206,6 +210,11 @@ def _average(x: Inputs, score: Value, decay: float, scores: str, weights: str) -
     Save()(total, x.state[scores])
     Save()(weight, x.state[weights])
     return total / weight
+
+
+def _remembered(decay: float) -> int:
+    """Return the steps that a moving average spans: earlier ones hardly change it (docs/choosing.md)."""
+    return round(1 / (1 - decay))
 
 
 def _decay(decay: float) -> float:

@@ -7,12 +7,15 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from sparse_lightning import (
     Blocks,
     Constant,
     Criterion,
+    Join,
     Linear,
     Load,
     RigL,
@@ -21,10 +24,23 @@ from sparse_lightning import (
     SparsityCallback,
     SparsityError,
     State,
+    Steps,
 )
 from sparse_lightning.app.compose import compose
 from sparse_lightning.app.factory import Factory
-from sparse_lightning.criteria import EMA, AdamFisher, Fisher, Magnitude, Movement, Sensitivity, Taylor, Wanda
+from sparse_lightning.criteria import (
+    EMA,
+    AdamFisher,
+    AverageTaylor,
+    Fisher,
+    Magnitude,
+    Movement,
+    Sensitivity,
+    Taylor,
+    Wanda,
+)
+from sparse_lightning.engine.configuration import ResolvedConfiguration
+from sparse_lightning.engine.observation import Observation
 from sparse_lightning.flow import Sum
 
 STEPS = 12
@@ -33,12 +49,13 @@ STEPS = 12
 class Loop:
     """A layer in blocks of 2×2, trained on fixed batches."""
 
-    def __init__(self, criterion, schedule=None, **settings) -> None:
+    def __init__(self, criterion, schedule=None, update_every=4, **settings) -> None:
         torch.manual_seed(0)
         self.model = nn.Linear(8, 8)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
         schedule = schedule or Linear(0.5, end=STEPS)
-        self.sparsifier = Sparsifier([Blocks("weight", (2, 2))], schedule, criterion, update_every=4, **settings)
+        settings["update_every"] = update_every
+        self.sparsifier = Sparsifier([Blocks("weight", (2, 2))], schedule, criterion, **settings)
         self.sparsifier.attach(self.model, self.optimizer)
         self.batches = torch.randn(STEPS, 4, 8)
         self.seen, self.masks = [], []
@@ -75,32 +92,77 @@ def test_state_is_that_of_the_steps_observed_and_of_the_updates(every, observed)
 
 
 @pytest.mark.parametrize(
-    ("criterion", "rhythm"),
+    ("criterion", "update_every", "observed"),
     [
-        (Movement(), 1),
-        (Fisher(), 1),
-        (Sensitivity(), 1),
-        (EMA(Taylor()), 1),
-        (EMA(Magnitude()), None),
-        (EMA(Wanda()), None),
-        (EMA(AdamFisher()), None),
-        (Magnitude(), None),
-        (Taylor(), None),
+        (Movement(), 25, range(1, 25)),
+        (EMA(Movement()), 25, range(1, 25)),
+        (Fisher(), 25, range(16, 25)),
+        (Fisher(decay=0.5), 25, [24]),
+        (Sensitivity(), 25, range(6, 25)),
+        (EMA(Taylor()), 25, range(16, 25)),
+        (EMA(Fisher(decay=0.75), decay=0.5), 25, [22, 23, 24]),
+        (AverageTaylor(), 25, range(16, 25)),
+        (AverageTaylor(), 9, range(1, 9)),
+        (AverageTaylor(decay=0), 9, []),
+        (EMA(Magnitude()), 9, []),
+        (EMA(Wanda()), 9, []),
+        (EMA(AdamFisher()), 9, []),
+        (Magnitude(), 9, []),
+        (Taylor(), 9, []),
     ],
-    ids=lambda x: type(x).__name__,
+    ids=lambda x: type(x).__name__ if isinstance(x, Criterion) else None,
 )
-def test_criteria_with_state_of_gradients_observe_every_step(criterion, rhythm):
-    loop = Loop(criterion)
+def test_sums_see_all_gradients_and_moving_averages_the_last_before_an_update(
+    criterion, update_every, observed
+):
+    loop = Loop(criterion, Constant(0.5, end=2 * update_every), update_every)
     loop.model(loop.batches[0]).sum().backward()
     loop.optimizer.step()  # state of Adam, and inputs
-    observed = []
+    seen = []
     runs = loop.sparsifier.state_dict()["scorer"]["runs"]
-    for i in range(1, 4):
-        loop.step(i)
+    for i in range(1, update_every):
+        loop.step(i % STEPS)
         now = loop.sparsifier.state_dict()["scorer"]["runs"]
-        observed.append(now - runs)
+        seen += [i] * (now - runs)
         runs = now
-    assert observed == ([1, 1, 1] if rhythm == 1 else [0, 0, 0])
+    assert seen == list(observed)
+
+
+def observation_of(criterion, schedule, update_every):
+    """The steps that are observed by default."""
+    given = Sparsifier([], schedule, criterion, update_every=update_every).configuration
+    return Observation(ResolvedConfiguration(**vars(given)), [criterion])
+
+
+SCHEDULES = [
+    Linear(0.5, begin=7, end=60),
+    Steps({5: 0.2, 31: 0.4, 64: 0.6}),
+    Join([Linear(0.5, begin=3, end=20), Linear(0.8, begin=4, end=30)], [25]),
+]
+
+
+@given(
+    schedule=st.sampled_from(SCHEDULES),
+    update_every=st.integers(1, 40),
+    window=st.integers(1, 30),
+    steps=st.one_of(st.just(list(range(70))), st.lists(st.integers(0, 70), max_size=70)),
+)
+def test_a_moving_average_observes_the_window_before_each_update_in_whatever_order_steps_come(
+    schedule, update_every, window, steps
+):
+    observation = observation_of(EMA(Taylor(), decay=1 - 1 / window), schedule, update_every)
+    for step in steps:
+        later = [at for at in range(step + 1, step + window) if schedule.is_update(at, update_every)]
+        assert observation.includes(step) == (bool(later) and step < schedule.span[1]), step
+
+
+def test_few_steps_are_asked_for_whether_they_have_an_update_however_far_the_next_one_is(monkeypatch):
+    asked = []
+    plain = Constant.is_update
+    monkeypatch.setattr(Constant, "is_update", lambda *arguments: asked.append(1) or plain(*arguments))
+    observation = observation_of(AverageTaylor(), Constant(0.5, end=10**12), 10**12)
+    assert not any(observation.includes(step) for step in range(100))
+    assert len(asked) <= 200
 
 
 def test_state_is_forgotten_after_the_last_update_and_not_before():

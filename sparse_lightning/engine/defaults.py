@@ -12,6 +12,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from sparse_lightning.criteria import AverageTaylor, Magnitude, Wanda
 from sparse_lightning.engine.configuration import Configuration, ResolvedConfiguration
+from sparse_lightning.engine.observation import Observation
 from sparse_lightning.flow import Criterion
 from sparse_lightning.flow.input_norms import Layer
 from sparse_lightning.patterns import Attachment
@@ -120,15 +121,15 @@ def _problems(schedule: Schedule, every: int, total_steps: int | None) -> Iterab
         )
 
 
-def in_force(configuration: ResolvedConfiguration, observe_every: int | None) -> str:
+def in_force(configuration: ResolvedConfiguration, observation: Observation | None) -> str:
     """Return a line with the method, criterion and rhythm that are in force.
 
     Args:
         configuration: of the engine.
-        observe_every: the steps between two observations; None where the criterion runs at updates only.
+        observation: the steps that are observed; None where the criterion runs at updates only.
     """
     method, criterion = type(configuration.method).__name__, type(configuration.criterion).__name__
-    observed = "" if observe_every is None else f"observed every {_steps(observe_every)}, "
+    observed = "" if observation is None else f"{observation}, "
     begin, end = configuration.schedule.span
     until = " on" if end >= UNBOUNDED else f" to {end}"
     every = f"masks updated every {_steps(configuration.update_every)} from step {begin}{until}"

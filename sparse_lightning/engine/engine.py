@@ -233,9 +233,8 @@ class Engine:
 
     def _is_observed(self) -> bool:
         """Whether the criterion observes this step: until the last update, and not twice where a step is repeated."""
-        every = self.scoring.observe_every
-        is_new = self.step not in (self.last_update.step, self._observed)
-        return every is not None and is_new and self.step < self.schedule.span[1] and self.step % every == 0
+        observation, is_new = self.scoring.observation, self.step not in (self.last_update.step, self._observed)
+        return observation is not None and is_new and observation.includes(self.step)
 
     def update_now(self) -> None:
         """Make one update at this step; it is postponed to the next step where scores cannot be computed."""
@@ -294,7 +293,7 @@ class Engine:
         if method.growth is not None:
             grown, kept = before & ~masks, ~(before | masks)
             self._grown.restart(self._buffer.views(grown), self._buffer.views(kept), self.step)
-        return int(changed.sum())
+        return int(changed.count_nonzero())
 
     def _record(self, changed: int, target: float | None = None) -> None:
         """Note the update, and start new input norms."""
@@ -318,7 +317,7 @@ class Engine:
         self._everything.fill(changed)
         reset_blocks(self._optimizers, self._everything, changed)
         self._others.reset()
-        self._record(int(changed.sum()), sparsity)
+        self._record(int(changed.count_nonzero()), sparsity)
 
     def seek(self, step: int) -> None:
         """Move to a step of the schedule; updates that are skipped become one."""

@@ -17,7 +17,7 @@ from sparse_lightning.flow import Sources
 from sparse_lightning.layout import Layout
 from sparse_lightning.methods import Method, UpdateContext
 
-DECIDED = 1 << 13
+DECIDED = 1 << 17
 """The most blocks of several scopes that a method decides on in one call: few sorts, each in little memory."""
 
 

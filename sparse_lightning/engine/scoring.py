@@ -14,11 +14,13 @@ from sparse_lightning.blocks.shards import any_rank
 from sparse_lightning.engine.compensating import Compensating
 from sparse_lightning.engine.configuration import ResolvedConfiguration
 from sparse_lightning.engine.masked_scope import MaskedScope
+from sparse_lightning.engine.observation import Observation
 from sparse_lightning.engine.ranks import check_masks
 from sparse_lightning.errors import CheckpointError, FlowError, ScoreWarning
 from sparse_lightning.flow import Criterion, Proposal, Scorer, Sources
 from sparse_lightning.flow.input_norms import TrainingInputNorms
 from sparse_lightning.flow.inputs import OPTIMIZER
+from sparse_lightning.flow.scorer import all_finite
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Scoring:
         self._names = {name for scorer in used for name in scorer.program.names()}
         self._in_turn = 0
         self._check_gradients()
-        self.observe_every = self._rhythm()
+        self.observation = self._observation()
         needs_grams = configuration.compensation is not None or "removal_error" in self._names
         self._compensating = compensating() if needs_grams else None
         self._norms = TrainingInputNorms(model, self._parameters()) if "input_norm" in self._names else None
@@ -100,12 +102,11 @@ class Scoring:
                 "or choose a criterion and a method that read only the weights"
             )
 
-    def _rhythm(self) -> int | None:
-        """Return the optimizer steps between two observations; None to observe at updates only."""
-        if not any(scorer.criterion.states for scorer in self._scorers()):
-            return None
-        chosen = self._configuration.observe_every
-        return 1 if chosen is None and "grad" in self._names else chosen
+    def _observation(self) -> Observation | None:
+        """Return the steps that are observed; None for updates only."""
+        keeping = [scorer.criterion for scorer in self._scorers() if scorer.criterion.states]
+        is_passed = self._configuration.observe_every is not None
+        return Observation(self._configuration, keeping) if keeping and (is_passed or "grad" in self._names) else None
 
     def observe(self, step: int, target: float, masks: Mapping[str, Tensor]) -> None:
         """Run the flows that keep state, without a decision; a step without gradients is passed over.
@@ -221,7 +222,7 @@ class Scoring:
 
     def _not_finite(self, proposal: Proposal) -> list[str]:
         """Return the names of blocks with scores that are not finite, with one device synchronisation if all are."""
-        if not proposal.scores or proposal.values.isfinite().all():
+        if not proposal.scores or all_finite({"scores": proposal.values}):
             return []
         scored = [scope for scope in self._scopes if scope.name in proposal.scores]
         named = [scope.named(~proposal.scores[scope.name].isfinite()) for scope in scored]

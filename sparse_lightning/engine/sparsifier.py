@@ -49,8 +49,9 @@ class Sparsifier:
         seed: of random scores, the same on all ranks.
         lowering: how scores are computed; None chooses the fastest, see `Scorer`.
         observe_every: the optimizer steps between two runs of a criterion that keeps state, such as a moving average:
-            it observes gradients at this rhythm, and masks change at updates only. None observes every step if the
-            criterion reads gradients, otherwise updates only.
+            it observes gradients at this rhythm, and masks change at updates only. None observes gradients every step
+            for a sum over the steps, as `Movement` is, the last steps up to each update for a moving average, which
+            has forgotten earlier ones, and updates only if the criterion reads none.
         masks: what is pruned from the start: masks by name, as the attribute `masks` has them, or "from weights" for
             the blocks that are zero in a pruned model. None starts dense. A state that is loaded comes first.
         compensation: changes the kept weights at each update that prunes, such as `Refit()`; None for no change.
@@ -241,7 +242,7 @@ class Sparsifier:
         """Return a table of what is attached, with the final sparsity of each scope, below what is in force."""
         engine = self._attached()
         table = summary(self.attachments, engine.final_sparsities(), engine.passed_over)
-        return f"{in_force(engine.configuration, engine.scoring.observe_every)}\n{table}"
+        return f"{in_force(engine.configuration, engine.scoring.observation)}\n{table}"
 
     def before_step(self, optimizer: Optimizer | None = None) -> None:
         """Update the masks where the schedule has an update, and mask the gradients.

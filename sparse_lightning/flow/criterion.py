@@ -37,6 +37,10 @@ class Criterion(ABC):
     """The name of the input x if the score of a single weight w is `|w·x|`; "weight" if it is `|w|`; None otherwise.
     With a factor, N:M groups are scored, chosen and zeroed in one pass."""
 
+    observed_steps: int | None = None
+    """How many steps up to an update a criterion with state has to observe, as a moving average forgets earlier ones;
+    None for all, as a sum over the steps needs. An `observe_every` that is passed to `Sparsifier` comes first."""
+
     @abstractmethod
     def flow(self, x: Inputs) -> Value:
         """Return one score per block, computed from the inputs `x`."""

@@ -52,6 +52,15 @@ class GridRun:
         outputs = [node.output for node in self._program.reductions]
         return [self._values[output.id].view(-1) for output in outputs if output is not None]
 
+    def reduced_scores(self) -> Tensor | None:
+        """Return the scores of all blocks if a reduction gives them, without a copy; None otherwise."""
+        result = self._program.context.result
+        assert result is not None
+        reduced = {node.output.id for node in self._program.reductions if node.output is not None}
+        is_reduced = result.id in reduced and not self._program.saved()
+        scores = self._values[result.id].view(-1) if is_reduced else None
+        return scores if scores is not None and scores.dtype == torch.float32 else None
+
     def state(self, part: slice, loaded: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the new values of each field of state, `(n, D0, D1)`, without the scores.
 

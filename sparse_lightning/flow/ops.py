@@ -178,7 +178,7 @@ class BlockReduction(Op):
         return known and declared <= executed
 
     def finish(self, folded: Tensor, blocks: RaggedBlocks) -> Tensor:
-        """Compute the result from the folds of all blocks, `(S,)`."""
+        """Compute the result from the folds of all blocks, `(S,)`, which may be overwritten."""
         return folded
 
 
@@ -233,7 +233,7 @@ class L2Norm(BlockReduction):
 
     def finish(self, folded: Tensor, blocks: RaggedBlocks) -> Tensor:
         """Take the square root of the sum of squares."""
-        return folded.sqrt()
+        return folded.sqrt_()
 
     def execute(self, elements: Tensor) -> Tensor:
         """`(…, elements)` → `(…)`."""

@@ -168,7 +168,7 @@ class Scorer:
         ):
             return
         news = [self._new_state(run, *self._parts[0])] if len(self._parts) == 1 else []
-        finite = torch.stack([_all_finite(new) for new in news or self._new_states(run)]).all()
+        finite = torch.stack([all_finite(new) for new in news or self._new_states(run)]).all()
         is_known = self._device.type == "cpu" and bool(finite)  # nothing has to wait for a CPU
         for (_, places), new in zip(self._parts, news or self._new_states(run), strict=True):
             for name, values in new.items():
@@ -179,6 +179,9 @@ class Scorer:
         if not self._blocks:
             return Proposal({}, {}, torch.empty(0))
         run, count = self._grid_run(sources or Sources()), self._ragged.count
+        reduced = run.reduced_scores()
+        if reduced is not None:
+            return Proposal(self._ragged.split(reduced), {}, reduced)
         scores = torch.empty(count, device=self._device)
         saved = {name: self._fields[name].state.empty(count, self._device) for name in self.program.saved()}
         for part, places in self._parts:
@@ -339,7 +342,7 @@ def _alike_specs(stack: ScopeStack) -> Iterator[list[BlockSpec]]:
     yield from (list(specs) for specs in zip(*listed, strict=True))
 
 
-def _all_finite(state: Mapping[str, Tensor]) -> Tensor:
+def all_finite(state: Mapping[str, Tensor]) -> Tensor:
     """Return whether all values are finite, as a tensor on their device; each is read once."""
     ends = [end.double() for values in state.values() if values.numel() for end in torch.aminmax(values)]
     return torch.stack(ends).isfinite().all() if ends else torch.tensor(True)

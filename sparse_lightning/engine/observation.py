@@ -1,0 +1,62 @@
+"""Observation: the steps at which a criterion that keeps state sees the gradients, between two updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparse_lightning.engine.configuration import ResolvedConfiguration
+from sparse_lightning.flow import Criterion
+
+
+class Observation:
+    """Which steps are observed: until the last update, at a rhythm that is passed, or as many as are needed.
+
+    Args:
+        configuration: has the rhythm of updates, and that of observations if one was passed.
+        keeping: the criteria with state.
+
+    Example:
+        >>> from sparse_lightning import AverageTaylor, Cubic, Movement, Sparsifier
+        >>> from sparse_lightning.engine.configuration import ResolvedConfiguration
+        >>> plain = Sparsifier([], Cubic(0.9, begin=100, end=200), AverageTaylor(), update_every=50).configuration
+        >>> observation = Observation(ResolvedConfiguration(**vars(plain)), [AverageTaylor()])
+        >>> [step for step in range(300) if observation.includes(step)][:10]  # and 150 is an update
+        [91, 92, 93, 94, 95, 96, 97, 98, 99, 141]
+        >>> str(observation)
+        'observed in the 10 steps up to each update'
+        >>> str(Observation(ResolvedConfiguration(**vars(plain)), [Movement()]))
+        'observed every step'
+    """
+
+    def __init__(self, configuration: ResolvedConfiguration, keeping: Sequence[Criterion]) -> None:
+        self._schedule, self._update_every = configuration.schedule, configuration.update_every
+        self._every = configuration.observe_every or 1
+        windows = [criterion.observed_steps for criterion in keeping if criterion.observed_steps is not None]
+        is_enough = configuration.observe_every is None and len(windows) == len(keeping)
+        self._window = max(windows) if is_enough else None
+        self._clear = range(0)
+
+    def includes(self, step: int) -> bool:
+        """Whether a step is observed; updates themselves always are."""
+        if step % self._every or step >= self._schedule.span[1]:
+            return False
+        return self._window is None or self._is_near_update(step, self._window)
+
+    def _is_near_update(self, step: int, window: int) -> bool:
+        """Whether one of the following steps within the window has an update.
+
+        `_clear` are the steps that are known to have none, so that a run asks the schedule for each step once or twice.
+        """
+        first = step + 1
+        if not self._clear.start <= first <= self._clear.stop:  # after an update, or a run that is resumed
+            self._clear = range(first, first)
+        at, end = self._clear.stop, step + window
+        while at < end and not self._schedule.is_update(at, self._update_every):
+            at += 1
+        self._clear = range(self._clear.start, at)
+        return at < end
+
+    def __str__(self) -> str:
+        if self._window is not None and self._window < self._update_every:
+            return f"observed in the {self._window} steps up to each update"
+        return "observed every step" if self._every == 1 else f"observed every {self._every} steps"
