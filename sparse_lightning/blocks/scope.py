@@ -282,8 +282,8 @@ class SparseScope(ScopeIndex):
         return torch.as_tensor(thresholds, dtype=like.dtype, device=like.device).expand(self.grid_shape)
 
     def _report_nan(self, gathered: Tensor) -> None:
-        wrong = gathered.isnan()
-        if wrong.any():
+        if gathered.numel() and gathered.amax().isnan():  # the highest is NaN if any is: one pass
+            wrong = gathered.isnan()
             names = [str(block.name or block) for block, where in self.scatter(wrong).items() if where.any()]
             warnings.warn(
                 f"{int(wrong.sum())} scores of {', '.join(names)} are NaN: those blocks rank lowest", ScoreWarning, 4

@@ -19,7 +19,7 @@ from sparse_lightning.kernels.nm_select.reference import scores
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
-LARGE = 1 << 15
+LARGE = 1 << 12
 """Elements of a weight from which on the kernel is worth building, which takes about two seconds per machine."""
 
 LARGEST_GROUP = 64
