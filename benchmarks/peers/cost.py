@@ -19,7 +19,7 @@ SPARSITY = {"2:4": 0.5, "units": 0.5}
 """Of each pattern; 0.75 of all others."""
 
 DENSE_STEPS = 3
-"""Steps before an update is timed, in which the optimizer makes its state."""
+"""Steps before anything is timed, in which the optimizer makes its state."""
 
 
 @dataclass(frozen=True)
@@ -79,37 +79,34 @@ def peak(kind: type[Peer], size: Size, pattern: str) -> dict[str, float]:
 
 
 def measured(kind: type[Peer], size: Size, pattern: str) -> dict[str, float]:
-    """A step after the last update, and one between two, against a dense one, interleaved; then an update."""
+    """A step after the last update, one that is observed and one with an update, against a dense one, interleaved."""
     plan = partial(Plan, pattern, SPARSITY.get(pattern, 0.75), 1000)
     rhythms = {"held": "once", **({"between": "between"} if kind.observes else {})}
     stacks = {"dense": Stack(Peer, size.weights, size.tensors, plan("once"), size.batch)}
-    for name, rhythm in rhythms.items():
+    for name, rhythm in {**rhythms, **({} if kind.updates_once else {"update": "always"})}.items():
         stacks[name] = Stack(kind, size.weights, size.tensors, plan(rhythm), size.batch)
     for stack in stacks.values():
-        stack.step()
-        stack.step()
+        for _ in range(DENSE_STEPS):
+            stack.step()
     steps = ratios({name: stack.step for name, stack in stacks.items()}, "dense", size.rounds)
-    sizes = {name: stack.checkpoint_bytes() for name, stack in stacks.items()}
-    seconds = statistics.median(timed(stacks["dense"].step) for _ in range(3))
+    sizes = {name: stacks[name].checkpoint_bytes() for name in ("dense", *rhythms)}
+    if kind.updates_once:
+        steps["update"] = first_update(kind, size, plan("once", DENSE_STEPS), stacks["dense"])
     check(stacks["held"].peer, stacks["held"].peer.finish())
     stacks.clear()
     gc.collect()
-    rhythm = "once" if kind.updates_once else "always"
-    update = update_seconds(kind, size, plan(rhythm, DENSE_STEPS))
-    found = {"update": max(0.0, update / seconds - steps.get("between", steps["held"]))}
+    found = {"update": max(0.0, steps["update"] - steps["held"])}
     for name in rhythms:
         found |= {f"step {name}": steps[name], f"checkpoint {name}": sizes[name] / sizes["dense"]}
     return {name: round(value, 4) for name, value in found.items()}
 
 
-def update_seconds(kind: type[Peer], size: Size, plan: Plan) -> float:
-    """The time of a step with an update: the median of some, or the only one of a library that can make one."""
+def first_update(kind: type[Peer], size: Size, plan: Plan, dense: Stack) -> float:
+    """The time of a step with the only update that a library can make, relative to a dense step."""
     stack = Stack(kind, size.weights, size.tensors, plan, size.batch)
-    for _ in range(DENSE_STEPS + 1 - kind.updates_once):
+    for _ in range(DENSE_STEPS):
         stack.step()
-    if kind.updates_once:
-        return timed(stack.step)
-    return statistics.median(timed(stack.step) for _ in range(min(5, size.rounds)))
+    return timed(stack.step) / statistics.median(timed(dense.step) for _ in range(3))
 
 
 def timed(action: Callable[[], object]) -> float:

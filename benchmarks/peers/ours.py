@@ -12,7 +12,7 @@ import sparse_lightning as sl
 
 
 class Ours(Peer):
-    """All defaults: AverageTaylor, which looks at the gradients of every step; Wanda for 2:4."""
+    """All defaults: AverageTaylor, which looks at the gradients of the steps up to an update; Wanda for 2:4."""
 
     name = "sparse_lightning, defaults"
     observes = True
@@ -34,9 +34,9 @@ class Ours(Peer):
             schedule, every = sl.OneShot(self.plan.sparsity, self.plan.first), 1
         else:
             schedule, every = sl.Constant(self.plan.sparsity), 1 if always else 10**6
-        self.sparsifier = sl.Sparsifier(
-            self._patterns(), schedule, self.criterion, update_every=every, seed=self.seed(), **self.parts
-        )
+        rhythm = {"update_every": every, "observe_every": 1 if self.plan.rhythm == "between" else None}
+        parts = {**rhythm, **self.parts}
+        self.sparsifier = sl.Sparsifier(self._patterns(), schedule, self.criterion, seed=self.seed(), **parts)
         self.sparsifier.attach(self.model, self.optimizer, total_steps=self.plan.steps)
 
     def _patterns(self) -> list[sl.Pattern]:

@@ -18,7 +18,7 @@ class Plan:
         pattern: "1×1", "4×4" and so on, "2:4", or "units": neurons of hidden layers with all that reads them.
         sparsity: the final one.
         steps: optimizer steps of the run.
-        rhythm: "cubic"; "once"; "between": once, and a later update would follow, for which a criterion may observe
+        rhythm: "cubic"; "once"; "between": once, and a later update would follow, for which a criterion observes
             each step; or "always": an update at each step, to time it.
         first: the step of the update that is made once.
     """
