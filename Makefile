@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-PEERS_ARGS ?= --short
+PEERS_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin

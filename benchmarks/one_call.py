@@ -118,10 +118,13 @@ def study(texts: Texts, encoder: Path, seed: int) -> dict[str, object]:
 def main() -> None:
     """Print one row for each seed, and the steps that Refit saves."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--encoder", type=Path, required=True)
-    parser.add_argument("--texts", type=Path, required=True)
+    parser.add_argument("--encoder", type=Path, help="a folder of Hugging Face's")
+    parser.add_argument("--texts", type=Path, help="a label, a tab and a text in each line")
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
+    if given.encoder is None or given.texts is None:
+        print("not measured: pass --encoder and --texts")
+        return
     texts = Texts.read(given.texts, given.encoder)
     for seed in range(given.seeds):
         found = study(texts, given.encoder, seed)
