@@ -112,9 +112,7 @@ def test_state_is_that_of_the_steps_observed_and_of_the_updates(every, observed)
     ],
     ids=lambda x: type(x).__name__ if isinstance(x, Criterion) else None,
 )
-def test_sums_see_all_gradients_and_moving_averages_the_last_before_an_update(
-    criterion, update_every, observed
-):
+def test_sums_see_all_gradients_and_moving_averages_the_last_before_an_update(criterion, update_every, observed):
     loop = Loop(criterion, Constant(0.5, end=2 * update_every), update_every)
     loop.model(loop.batches[0]).sum().backward()
     loop.optimizer.step()  # state of Adam, and inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 sys.path[:0] = [str(FOLDER / "peers"), str(FOLDER)]
 
 from catalog import MODULES  # noqa: E402
+from cost_page import whole_run  # noqa: E402
 from mask_loop import MaskLoop  # noqa: E402
 from ours import Ours, OursMagnitude  # noqa: E402
 from page import Plot, Table  # noqa: E402
@@ -53,6 +55,26 @@ def test_what_each_library_leaves_is_counted(pattern):
             assert check(peer, model) == pytest.approx(sparsity, abs=0.02), kind.name
             assert type(model).__name__ == "Layers"
             assert not any("parametrizations" in name for name in model.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:.* prunes much at each")
+def test_pruned_units_are_removed_after_the_last_update_and_the_rest_trains_on():
+    peer, model = trained(OursMagnitude, "units", 0.5)
+    x, smaller = torch.randn(4, 64), peer.shrunk()
+    assert [layer.weight.shape[0] for layer in smaller.model.layers] == [32, 32, 32, 64]
+    torch.testing.assert_close(smaller.model(x), model(x))
+    before = copy.deepcopy(smaller.model.state_dict())
+    smaller.model(x).square().mean().backward()
+    smaller.optimizer.step()
+    assert all((before[name] != new).any() for name, new in smaller.model.state_dict().items())
+    assert trained(OursMagnitude, "4×4", 0.75)[0].shrunk() is None
+
+
+def test_a_run_counts_its_updates_and_the_smaller_steps_after_the_last_one():
+    masked = {"step held": 1.1, "step between": 1.2, "update": 0.5}
+    assert whole_run(masked) == pytest.approx(1.1 + 30 / 1000 * (9 * 0.1 + 0.5))
+    removed = {"step held": 1.1, "update": 0.5, "step small": 0.6, "removal": 20.0}
+    assert whole_run(removed) == pytest.approx(0.7 * 1.1 + 0.3 * 0.6 + (30 * 0.5 + 20) / 1000)
 
 
 def test_a_model_that_is_not_sparse_is_not_reported():

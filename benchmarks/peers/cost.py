@@ -93,12 +93,24 @@ def measured(kind: type[Peer], size: Size, pattern: str) -> dict[str, float]:
     if kind.updates_once:
         steps["update"] = first_update(kind, size, plan("once", DENSE_STEPS), stacks["dense"])
     check(stacks["held"].peer, stacks["held"].peer.finish())
+    found = {"update": max(0.0, steps["update"] - steps["held"]), **shrunk(stacks["held"], stacks["dense"], size)}
     stacks.clear()
     gc.collect()
-    found = {"update": max(0.0, steps["update"] - steps["held"])}
     for name in rhythms:
         found |= {f"step {name}": steps[name], f"checkpoint {name}": sizes[name] / sizes["dense"]}
     return {name: round(value, 4) for name, value in found.items()}
+
+
+def shrunk(pruned: Stack, dense: Stack, size: Size) -> dict[str, float]:
+    """The time to remove what is pruned and that of a step after it, in dense steps, where a library can do so."""
+    begin = time.perf_counter()
+    smaller = pruned.peer.shrunk()
+    seconds = time.perf_counter() - begin
+    if smaller is None:
+        return {}
+    pruned.peer = smaller
+    step = ratios({"dense": dense.step, "small": pruned.step}, "dense", size.rounds)["small"]
+    return {"step small": step, "removal": seconds / statistics.median(timed(dense.step) for _ in range(3))}
 
 
 def first_update(kind: type[Peer], size: Size, plan: Plan, dense: Stack) -> float:

@@ -60,6 +60,13 @@ class Ours(Peer):
         self.sparsifier.detach()
         return self.model
 
+    def shrunk(self) -> Peer | None:
+        """Without pruned units: `compact` cuts the model and its optimizer."""
+        if self.plan.pattern != "units":
+            return None
+        small = sl.compact(self.model, (self.example,), self.optimizer)
+        return Peer(small, self.structure, self.optimizer, self.plan, self.example)
+
     def state(self) -> dict[str, object]:
         """With the state of the Sparsifier."""
         return {**super().state(), "sparsifier": self.sparsifier.state_dict()}

@@ -81,6 +81,10 @@ class Peer:
         """The plain model, after the last step."""
         return self.model
 
+    def shrunk(self) -> Peer | None:
+        """After `finish`: goes on to train the model without what is pruned, where a library can remove it later."""
+        return None
+
     def state(self) -> dict[str, object]:
         """What a checkpoint needs, to resume."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch_pruning as tp
 from peer import Peer
 from structure import prunable
@@ -39,7 +42,10 @@ class TorchPruning(Peer):
             ignored_layers=[module for name, module in prunable(self.model).items() if name not in named],
             num_heads=heads,
             prune_num_heads=bool(heads),
+            prune_head_dims=not heads,
         )
+        if heads:
+            self.pruner.per_step_head_pruning_ratio = fractions_of_rest(targets, max(heads.values()))
 
     def update(self, target: float) -> None:
         """Remove units, and build the optimizer again, with its settings."""
@@ -58,3 +64,16 @@ class TorchPruning(Peer):
             if hasattr(attention, "num_attention_heads"):
                 attention.all_head_size = self.model.get_submodule(name).weight.shape[0]
                 attention.num_attention_heads = attention.all_head_size // rows
+
+
+def fractions_of_rest(targets: Sequence[float], heads: int) -> list[float]:
+    """The fraction of the heads that are left to remove in each step, as Torch-Pruning counts them: rounded up.
+
+    Args:
+        targets: the sparsity after each step, of all heads.
+        heads: the number of heads before the first step.
+    """
+    kept = [heads - round(target * heads) for target in targets]
+    removed = [0, *(before - after for before, after in pairwise(kept))]
+    left = [heads, *kept[:-1]]
+    return [max(0.0, (each - 0.5) / rest) for each, rest in zip(removed, left, strict=True)]
