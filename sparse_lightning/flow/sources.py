@@ -79,7 +79,11 @@ class Sources:
                 "weight from the patterns, or use a criterion that needs no inputs, such as Magnitude"
             )
         if name == "input_norm":
-            return ": collect it with InputNorms, for the weight or bias of a linear or convolutional layer"
+            return (
+                ": collect it with InputNorms, for the weight or bias of a linear or convolutional layer. The parameter "
+                f"of shape {tuple(param.shape)} is none of them if it belongs to another layer, such as a norm: use a "
+                "criterion that needs no inputs then, such as Magnitude"
+            )
         names = [OPTIMIZER + k for k in self._state(param)]
         return did_you_mean(name, names) or NO_STATE
 
