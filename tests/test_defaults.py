@@ -108,7 +108,10 @@ def test_the_default_criterion_fits_the_model_and_prunes_it(case):
 def test_average_taylor_is_the_moving_average_of_every_step():
     masks = {}
     for criterion in (AverageTaylor(0.8), EMA(ElementwiseTaylor(), 0.8)):
-        sparsifier, net, optimizer = attached(TILES, criterion=criterion, schedule=Linear(0.5, end=9), update_every=3)
+        schedule = Linear(0.5, end=9)
+        sparsifier, net, optimizer = attached(
+            TILES, criterion=criterion, schedule=schedule, update_every=3, total_steps=20
+        )
         train(sparsifier, net, optimizer, 7)
         masks[criterion] = sparsifier.masks
     first, second = masks.values()
@@ -215,6 +218,11 @@ LATE = "{} makes its last update at step 99, and the run ends after 100 steps: .
 WARNS = {
     "few updates": ({"schedule": Cubic(0.5, end=300), "update_every": 100, "total_steps": 500}, FEW),
     "few updates, unknown length": ({"schedule": Cubic(0.5, end=300), "update_every": 100, "total_steps": None}, FEW),
+    "few steps": (
+        {"schedule": Cubic(0.5, end=1)},
+        "Cubic has 2 updates from step 0 to 1, .* end it later, such as end=0.7; .* end=1 is step 1",
+    ),
+    "a short fraction": ({"schedule": Cubic(0.5, begin=0.5, end=0.52)}, "Cubic has 2 updates .* end it later"),
     "the last step": ({"schedule": Linear(0.5, end=1.0), "update_every": 5}, LATE.format("Linear")),
     "the last step, in steps": ({"schedule": Linear(0.5, end=99)}, LATE.format("Linear")),
     "all at the last step": ({"schedule": OneShot(0.5, at=1.0)}, LATE.format("OneShot")),

@@ -15,11 +15,13 @@ from sparse_lightning import (
     Blocks,
     Constant,
     Criterion,
+    FlowError,
     Join,
     Linear,
     Load,
     RigL,
     Save,
+    ScoreWarning,
     Sparsifier,
     SparsityCallback,
     SparsityError,
@@ -124,6 +126,66 @@ def test_sums_see_all_gradients_and_moving_averages_the_last_before_an_update(cr
         seen += [i] * (now - runs)
         runs = now
     assert seen == list(observed)
+
+
+def average(seen, decay=0.9):
+    """The moving average of |Σ w·g| with its bias removed."""
+    shares = [decay ** (len(seen) - 1 - i) for i in range(len(seen))]
+    return sum(share * each.abs() for share, each in zip(shares, seen, strict=True)) / sum(shares)
+
+
+def state_after(loop, last):
+    """Train up to a step; return the average that the criterion has then."""
+    for i in range(last + 1):
+        loop.step(i % STEPS)
+    return averaged(loop)
+
+
+def averaged(loop):
+    """The average that the criterion has."""
+    found = loop.state()
+    return (found["average"] / found["share of average"]).view(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("update_every", "last", "first_of_window"), [(5, 10, 7), (5, 8, 7), (4, 8, 0), (3, 9, 0), (11, 11, 8)]
+)
+def test_an_average_is_that_of_the_window_and_of_no_earlier_step(update_every, last, first_of_window):
+    """Windows of four steps; where they meet, nothing is forgotten."""
+    loop = Loop(EMA(Taylor(), decay=0.75), Linear(0.5, end=99), update_every)
+    found = state_after(loop, last)
+    torch.testing.assert_close(found, average(loop.seen[first_of_window : last + 1], 0.75))
+
+
+def test_an_update_that_is_postponed_keeps_the_window():
+    loop = Loop(EMA(Taylor(), decay=0.75), Linear(0.5, end=99), update_every=5)
+    for i in range(5):
+        loop.step(i)
+    with pytest.warns(ScoreWarning, match="the update is repeated at the next step"):
+        loop.step(5, gradient=math.nan)
+    with torch.no_grad():
+        loop.model.weight.copy_(torch.randn(8, 8, generator=torch.Generator().manual_seed(1)))
+    loop.step(6)
+    torch.testing.assert_close(averaged(loop), average([*loop.seen[2:5], loop.seen[6]], 0.75))
+    assert loop.sparsifier.last_update.step == 6
+
+
+def test_an_update_between_windows_is_decided_by_its_own_gradients():
+    loop = Loop(EMA(Taylor(), decay=0.75), Linear(0.5, end=99), update_every=10)
+    for i in range(4):
+        loop.step(i)
+    loop.sparsifier.update_now()
+    weight = loop.model.weight
+    now = (weight.detach() * weight.grad).view(4, 2, 4, 2).sum((1, 3)).abs()
+    torch.testing.assert_close(averaged(loop), now)
+
+
+@pytest.mark.parametrize("steps", [0, -3, 2.5, True, "ten"])
+def test_a_criterion_that_observes_no_number_of_steps_is_refused(steps):
+    criterion = EMA(Taylor())
+    criterion.observed_steps = steps
+    with pytest.raises(FlowError, match=f"observed_steps={steps!r} of a criterion is not a number of steps"):
+        Loop(criterion)
 
 
 def observation_of(criterion, schedule, update_every):

@@ -136,3 +136,41 @@ def test_coupled_blocks_are_looked_at_too():
     made.attach(model, attached)
     with pytest.warns(UserWarning, match="are not zero"):
         train(model, 6, [attached, other], made.before_step)
+
+
+def test_a_step_of_an_optimizer_that_is_not_attached_is_refused_where_it_is_passed():
+    model, other = Net(), Net()
+    made = sparsifier()
+    made.attach(model, sgd(model))
+    for call in (made.before_step, made.update):
+        with pytest.raises(SparseLightningError, match=rf"this Adam changes {LAYERS[0]} and is not attached: .*detach"):
+            call(torch.optim.Adam(model.parameters()))
+    made.before_step(sgd(other))
+    made.detach()
+
+
+class Replacing(L.Callback):
+    """Makes new optimizers in the middle of a fit."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 4:
+            trainer.strategy.setup_optimizers(trainer)
+
+
+@pytest.mark.parametrize("end", [3, 7], ids=["after the last update", "before it"])
+def test_an_optimizer_that_is_replaced_during_a_fit_is_refused(end, tmp_path):
+    callback = SparsityCallback([Blocks(LAYERS, (4, 4))], Linear(0.5, end=end), update_every=1)
+    trainer = L.Trainer(
+        max_steps=8,
+        callbacks=[Replacing(), callback],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    with pytest.raises(
+        SparseLightningError, match="is not attached: pruned blocks would not stay zero after its steps"
+    ):
+        trainer.fit(Net(), batches())

@@ -103,3 +103,29 @@ def test_other_blocks_than_those_of_an_attached_sparsifier_are_refused_before_an
     assert not sparsifier.masks["up.weight"].any(), "weights apart from its own are no concern of a Sparsifier"
     sparsifier.detach()
     prune(model, [Neurons("up", "down")], 0.5, batches(2), progress=False)
+
+
+@pytest.mark.parametrize("is_attached", [True, False])
+def test_what_an_interrupted_call_has_pruned_is_named_and_held(is_attached):
+    patterns = [Blocks("up.weight", (4, 4)), Blocks("down.weight", (4, 4))]
+    model, optimizer, sparsifier = attached(patterns, OneShot(0.25, at=12))
+    if not is_attached:
+        sparsifier.detach()
+    calls = itertools.count()
+
+    def step(module, batch):
+        if (model.up.weight == 0).any() and next(calls):
+            raise OSError("the disk is gone")
+        return module(batch[0])
+
+    with (
+        pytest.warns(UserWarning, match=r"interrupted when up\.weight was already pruned: load"),
+        pytest.raises(OSError, match="the disk is gone"),
+    ):
+        prune(model, patterns, 0.5, batches(3), Wanda(), step=step, progress=False)
+    pruned = (model.up.weight == 0).float().mean()
+    assert pruned == pytest.approx(0.5)
+    assert not (model.down.weight == 0).any()
+    if is_attached:
+        train(model, optimizer, sparsifier, 3)
+        assert (model.up.weight == 0).float().mean() == pruned

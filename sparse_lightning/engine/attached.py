@@ -77,15 +77,16 @@ class TakenUp:
         """Pass new masks to the Sparsifiers that hold their scopes.
 
         Args:
-            masks: for each block of the scopes, by name.
+            masks: for each block of some of the scopes, by name.
             sparsity: the level that they were chosen at.
         """
         scopes = {each.name: each for each in self._found}
         for holder, same in self._held.values():
             named: dict[str, Tensor] = {}
             for name, scope in same.items():
-                grids = [masks[block] for block in scopes[name].scope.named_blocks(name)]
-                named |= dict(zip(scope.blocks, grids, strict=True))
+                blocks = scopes[name].scope.named_blocks(name)
+                if blocks.keys() <= masks.keys():
+                    named |= dict(zip(scope.blocks, [masks[block] for block in blocks], strict=True))
             if named:
                 holder.take_up(named, sparsity)
 

@@ -107,10 +107,11 @@ def _problems(schedule: Schedule, every: int, total_steps: int | None) -> Iterab
     begin, end = schedule.span
     name, updates = type(schedule).__name__, 1 - (begin - end) // every
     is_gradual = not isinstance(schedule, Constant | OneShot | Steps)
-    if is_gradual and updates < HANDFUL and end - begin >= UPDATES:
+    is_long = (end - begin if total_steps is None else total_steps) >= UPDATES
+    if is_gradual and updates < HANDFUL and is_long:
         yield (
             f"{name} has {updates} updates from step {begin} to {end}, one every {every} steps, and prunes much at "
-            f"each: pass update_every={default_update_every(schedule)}, or None for about {UPDATES} updates"
+            f"each: {_more_updates(schedule)}"
         )
     before = begin + (end - 1 - begin) // every * every
     is_late = total_steps is not None and UPDATES <= total_steps <= end + 1
@@ -119,6 +120,16 @@ def _problems(schedule: Schedule, every: int, total_steps: int | None) -> Iterab
             f"{name} makes its last update at step {end}, and the run ends after {total_steps} steps: what is kept is "
             "not trained after it. End the schedule earlier, such as end=0.7, or train for more steps"
         )
+
+
+def _more_updates(schedule: Schedule) -> str:
+    """Return how a schedule gets more updates: by its rhythm, or if it has few steps by a later end."""
+    begin, end = schedule.span
+    if end - begin >= UPDATES:
+        return f"pass update_every={default_update_every(schedule)}, or None for about {UPDATES} updates"
+    return (
+        "end it later, such as end=0.7; integers are optimizer steps, so that end=1 is step 1, not the end of the run"
+    )
 
 
 def in_force(configuration: ResolvedConfiguration, observation: Observation | None) -> str:

@@ -164,7 +164,7 @@ class Engine:
             if self.is_due():
                 self.update_now()
             elif self._is_observed():
-                self._observed = self.step
+                self._start_observation()
                 self.scoring.observe(self.step, self.target, self.masks() if self._buffer.is_pruned else {})
         self._prepared.update(id(o) for o in chosen)
 
@@ -236,6 +236,13 @@ class Engine:
         observation, is_new = self.scoring.observation, self.step not in (self.last_update.step, self._observed)
         return observation is not None and is_new and observation.includes(self.step)
 
+    def _start_observation(self) -> None:
+        """Forget the state of steps that are too long ago, before this step is observed or has an update."""
+        observation = self.scoring.observation
+        if observation is not None and observation.starts_anew(self.step, self._observed):
+            self.scoring.forget_state()
+        self._observed = self.step
+
     def update_now(self) -> None:
         """Make one update at this step; it is postponed to the next step where scores cannot be computed."""
         for scope in self.scopes:
@@ -259,6 +266,7 @@ class Engine:
 
     def _score(self) -> Scores | None:
         """Score all blocks; None where that is not possible now, and an update is owed."""
+        self._start_observation()
         scores = self.scoring.score(self.step, self.target, self.masks())
         self._is_owed = scores is None
         return self.scoring.first_mask(scores) if scores is not None and self._is_first() else scores
@@ -370,10 +378,10 @@ class Engine:
             memory = state["memory"].get(scope.name)
             scope.memory = None if memory is None else memory.to(scope.device)
         self.step, self._is_owed = int(state["step"]), bool(state["owed"])
-        # A checkpoint of 0.1.0 has neither.
-        self._observed = int(state.get("observed", NEVER.step))
-        self._grown.load(state.get("grown", {}))
         self.last_update = Update(**{name: state["last_update"][name] for name in vars(NEVER)})
+        # A checkpoint of 0.1.0 has neither.
+        self._observed = max(int(state.get("observed", NEVER.step)), self.last_update.step)
+        self._grown.load(state.get("grown", {}))
         # A run that is resumed with another length has another schedule, whose last update may be in the past.
         self._is_owed = self._is_owed or self._has_update_in(range(self.last_update.step + 1, self.step))
         is_past_end = self.step > self.schedule.span[1]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sparse_lightning.engine.configuration import ResolvedConfiguration
+from sparse_lightning.errors import FlowError
 from sparse_lightning.flow import Criterion
 
 
@@ -33,7 +35,7 @@ class Observation:
         self._every = configuration.observe_every or 1
         windows = [criterion.observed_steps for criterion in keeping if criterion.observed_steps is not None]
         is_enough = configuration.observe_every is None and len(windows) == len(keeping)
-        self._window = max(windows) if is_enough else None
+        self._window = max(map(_checked, windows)) if is_enough else None
         self._clear = range(0)
 
     def includes(self, step: int) -> bool:
@@ -47,7 +49,7 @@ class Observation:
 
         `_clear` are the steps that are known to have none, so that a run asks the schedule for each step once or twice.
         """
-        first = step + 1
+        first = max(step + 1, self._schedule.span[0])
         if not self._clear.start <= first <= self._clear.stop:  # after an update, or a run that is resumed
             self._clear = range(first, first)
         at, end = self._clear.stop, step + window
@@ -56,7 +58,23 @@ class Observation:
         self._clear = range(self._clear.start, at)
         return at < end
 
+    def starts_anew(self, step: int, last: int) -> bool:
+        """Whether state of earlier steps is forgotten before a step: some were passed over since the last observed one.
+
+        Args:
+            step: the one that is observed, or has an update.
+            last: the last step before it that was.
+        """
+        return self._window is not None and step > last + 1
+
     def __str__(self) -> str:
         if self._window is not None and self._window < self._update_every:
             return f"observed in the {self._window} steps up to each update"
         return "observed every step" if self._every == 1 else f"observed every {self._every} steps"
+
+
+def _checked(steps: Any) -> int:
+    """Return the `observed_steps` of a criterion; raise an error if it is not a number of steps."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise FlowError(f"observed_steps={steps!r} of a criterion is not a number of steps: set 1 or more, or None")
+    return steps

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from sparse_lightning.engine.hold import Hold
 from sparse_lightning.engine.masked_scope import MaskedScope
+from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.kernels.watch import are_same
 from sparse_lightning.layout import Layout
 
@@ -34,8 +35,22 @@ class OptimizerScopes:
         self._known: dict[int, tuple[list[list[Tensor]], list[MaskedScope], Hold]] = {}
 
     def chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
-        """Return the torch optimizer inside of this one; all optimizers for None."""
-        return list(self._optimizers) if optimizer is None else [innermost(optimizer)]
+        """Return the torch optimizer inside of this one; all optimizers for None.
+
+        Raises:
+            SparseLightningError: if it changes attached parameters and is not attached, so that nothing would hold
+                their masks.
+        """
+        if optimizer is None:
+            return list(self._optimizers)
+        found = innermost(optimizer)
+        if not any(found is known for known in self._optimizers) and self.of(found)[0]:
+            raise SparseLightningError(
+                f"this {type(found).__name__} changes {self.of(found)[0][0].name} and is not attached: pruned blocks "
+                "would not stay zero after its steps, and the schedule would not advance. Where it replaces another "
+                "optimizer, call detach() and attach() with the new one; in a Trainer, replace it before fit"
+            )
+        return [found]
 
     def leader(self) -> Optimizer | None:
         """Return the optimizer whose steps count: the last that changes an attached parameter."""

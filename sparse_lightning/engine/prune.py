@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -92,10 +93,25 @@ def prune(
     run = _OneCall(model, Calibration(model, batches, step), scores, compensation, seed)
     run.check(found)
     masks: dict[str, Tensor] = {}
-    for each in tqdm(run.ordered(found), desc="prune", unit="scope", disable=not (progress and is_rank_zero())):
-        masks |= run.prune(each, sparsity if each.final is None else each.final, held.pruned(each))
+    try:
+        for each in tqdm(run.ordered(found), desc="prune", unit="scope", disable=not (progress and is_rank_zero())):
+            masks |= run.prune(each, sparsity if each.final is None else each.final, held.pruned(each))
+    except BaseException:
+        _keep_pruned(masks, held)
+        raise
     held.take_up(masks, sparsity)
     return {name: masks[name] for each in found for name in each.scope.named_blocks(each.name)}
+
+
+def _keep_pruned(masks: Mapping[str, Tensor], held: TakenUp) -> None:
+    """Let Sparsifiers hold what an interrupted call has pruned, and warn of it."""
+    if masks:
+        held.take_up(masks, sparsity=0.0)  # below that of the call: an update that is due is still to be made
+        warnings.warn(
+            f"prune was interrupted when {', '.join(masks)} {'was' if len(masks) == 1 else 'were'} already pruned: "
+            "load the weights of the model again, or call prune again, which prunes the rest",
+            stacklevel=3,
+        )
 
 
 def check_prune(

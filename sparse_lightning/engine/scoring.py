@@ -229,7 +229,7 @@ class Scoring:
         return [name for grids in named for name, grid in grids.items() if grid.any()]
 
     def forget_state(self) -> None:
-        """Set the state of the flows to its fill value: no later update of the schedule reads it."""
+        """Set the state of the flows to its fill value."""
         for scorer in self._scorers():
             scorer.forget()
 

@@ -38,8 +38,9 @@ class Criterion(ABC):
     With a factor, N:M groups are scored, chosen and zeroed in one pass."""
 
     observed_steps: int | None = None
-    """How many steps up to an update a criterion with state has to observe, as a moving average forgets earlier ones;
-    None for all, as a sum over the steps needs. An `observe_every` that is passed to `Sparsifier` comes first."""
+    """How many steps up to an update a criterion with state has to observe, as many as a moving average spans; state of
+    steps before those that were passed over is forgotten. None for all, as a sum over the steps needs. An
+    `observe_every` that is passed to `Sparsifier` comes first."""
 
     @abstractmethod
     def flow(self, x: Inputs) -> Value:

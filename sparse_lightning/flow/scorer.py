@@ -291,9 +291,9 @@ class Scorer:
 
     def forget(self) -> None:
         """Set all state to its fill value."""
-        for field in self._fields.values():
-            for owner, block in self._blocks.items():
-                field.save(self.table.places(owner), field.state.full(block.numblk(), self._device))
+        for part, places in self._parts if self._blocks else []:
+            for field in self._fields.values():
+                field.save(places, field.state.full(part.stop - part.start, self._device))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of runs, and for each field the entries of each block: tensors and numbers only.

@@ -80,9 +80,9 @@ class Sources:
             )
         if name == "input_norm":
             return (
-                ": collect it with InputNorms, for the weight or bias of a linear or convolutional layer. The parameter "
-                f"of shape {tuple(param.shape)} is none of them if it belongs to another layer, such as a norm: use a "
-                "criterion that needs no inputs then, such as Magnitude"
+                ": collect it with InputNorms, for the weight or bias of a linear or convolutional layer. If the "
+                f"parameter of shape {tuple(param.shape)} belongs to another layer, such as a norm, use a criterion "
+                "that needs no inputs, such as Magnitude"
             )
         names = [OPTIMIZER + k for k in self._state(param)]
         return did_you_mean(name, names) or NO_STATE
