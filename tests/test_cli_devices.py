@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +17,9 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from forked import on_ranks
+from forked import on_ranks, printed_by
 from safetensors.torch import load_file
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from sparse_lightning.app.checked import check_runs
 from sparse_lightning.app.cli import answer, main
@@ -35,14 +37,15 @@ OWN = str(Path(__file__).parent / "own_conf")
 MODULE = ["-m", "sparse_lightning", "--config-dir", OWN]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2", "trainer.precision=32-true"]
+NOT_OF_USERS = {"HYDRA_FULL_ERROR", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "WORLD_SIZE"}
+"""Environment variables of pytest and of other tests."""
 LEFT = {"config.yaml", "checkpoints", "metrics.csv", "masks.safetensors", "results.json", "table.txt", ".hydra"}
 """What every run writes."""
 
 
 def environment():
     """The environment of a user, without variables of pytest and of other tests."""
-    left_out = {"HYDRA_FULL_ERROR", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "WORLD_SIZE"}
-    return {key: value for key, value in os.environ.items() if key not in left_out}
+    return {key: value for key, value in os.environ.items() if key not in NOT_OF_USERS}
 
 
 def start(command, folder):
@@ -71,39 +74,98 @@ def results(folder):
     return json.loads((folder / "results.json").read_text("utf-8"))
 
 
+def call_script(script, folder, arguments):
+    """Run the command line in a forked process, to its exit, as the console script would."""
+    os.chdir(folder)
+    sys.argv = [str(script), "--config-dir", OWN, *arguments]
+    main()
+
+
+def torchrun_script(script, folder, arguments):
+    """Let the agent that torchrun starts run the command line in two forked processes, which have imported torch."""
+    meeting = {"run_id": "tests", "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}  # as --standalone does
+    config = LaunchConfig(1, 1, 2, **meeting, start_method="forkserver", monitor_interval=0.1)
+    elastic_launch(config, end_script)(script, folder, arguments)
+
+
+def end_script(*arguments):
+    """The agent takes an exit for a failure, whatever its code."""
+    with pytest.raises(SystemExit) as ended:
+        call_script(*arguments)
+    assert ended.value.code == 0, f"rank {os.environ['RANK']} has ended with {ended.value.code}"
+
+
+def as_user(program, *arguments):
+    """Call a function in a forked process without variables of pytest and of other tests."""
+    for name in NOT_OF_USERS:
+        os.environ.pop(name, None)
+    program(*arguments)
+
+
+class Forks:
+    """Runs that are forked with torch imported: their first process, or both under the agent of torchrun."""
+
+    def __init__(self, script):
+        self.script = script
+
+    def by_lightning(self, folder, *arguments):
+        """Lightning starts the other process, by the console script."""
+        return printed_by(as_user, call_script, self.script, folder, arguments, file=folder / "printed")
+
+    def by_torchrun(self, folder, *arguments):
+        """Return what both printed."""
+        return printed_by(as_user, torchrun_script, self.script, folder, arguments, file=folder / "printed")
+
+
+class Commands:
+    """Runs as they are typed."""
+
+    def __init__(self, script):
+        self.python = script.with_name("python")
+
+    def by_lightning(self, folder, *arguments):
+        """Lightning starts the other process, by the name of the module."""
+        return call([self.python, *MODULE, *arguments], folder)
+
+    def by_torchrun(self, folder, *arguments):
+        """Return what both printed."""
+        return call([self.python, *TORCHRUN, *MODULE, *arguments], folder)
+
+
 @pytest.mark.slow
-def test_the_same_run_with_ddp_and_fsdp2_by_lightning_and_by_torchrun(python, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("runs", [Forks, pytest.param(Commands, marks=pytest.mark.exhaustive)])
+def test_the_same_run_with_ddp_and_fsdp2_by_lightning_and_by_torchrun(
+    runs, console_script, python, tmp_path, monkeypatch, capsys
+):
     """One test: starting two processes is slow, and later runs need the files of earlier ones."""
-    with ThreadPoolExecutor(2) as threads:  # most of the time goes into imports, one process after the other
-        ddp = threads.submit(sweep_with_ddp, python, tmp_path / "ddp")
-        sharded = threads.submit(fsdp2_by_torchrun, python, tmp_path / "fsdp2")
-    check_same(ddp.result(), sharded.result())
-    refuse_to_resume(sharded.result(), monkeypatch, capsys)
-    resume_until_ctrl_c(python, sharded.result())
+    ddp = sweep_with_ddp(runs(console_script), tmp_path / "ddp")
+    sharded = fsdp2_by_torchrun(runs(console_script), tmp_path / "fsdp2")
+    check_same(ddp, sharded)
+    refuse_to_resume(sharded, monkeypatch, capsys)
+    resume_until_ctrl_c(python, sharded)
 
 
-def sweep_with_ddp(python, folder):
+def sweep_with_ddp(runs, folder):
     """Two runs, one after the other in the same two processes, each with a dense twin; return the second."""
     folder.mkdir()
     sweep = ["-m", "schedule.final=0.5,0.9", "export=weights"]
-    said = call([python, *MODULE, "recipe=small", "trainer=ddp", *TWO, *sweep], folder)
-    [runs] = folder.glob("multirun/small/*")
-    assert {"0", "1", "sweep.csv", "sweep.txt", "sweep.png"} <= set(os.listdir(runs))
-    for made, final in ((runs / "0", 0.5), (runs / "1", 0.9)):
-        assert LEFT | {"dense.json", "dense", "model.safetensors"} <= set(os.listdir(made))
-        assert results(made)["actual"] == pytest.approx(final, abs=0.01)
-        assert results(made)["dense"]["val_loss"] > 0
+    said = runs.by_lightning(folder, "recipe=small", "trainer=ddp", *TWO, *sweep)
+    [made] = folder.glob("multirun/small/*")
+    assert {"0", "1", "sweep.csv", "sweep.txt", "sweep.png"} <= set(os.listdir(made))
+    for one, final in ((made / "0", 0.5), (made / "1", 0.9)):
+        assert LEFT | {"dense.json", "dense", "model.safetensors"} <= set(os.listdir(one))
+        assert results(one)["actual"] == pytest.approx(final, abs=0.01)
+        assert results(one)["dense"]["val_loss"] > 0
     assert said.count("All files are in") == 2, said
     assert said.count("val_accuracy sparse") == 1, said
     assert said.count("GLOBAL_RANK: 1") == 1, f"the other process was not started once:\n{said}"
-    return runs / "1"
+    return made / "1"
 
 
-def fsdp2_by_torchrun(python, folder):
+def fsdp2_by_torchrun(runs, folder):
     """The second of these runs in shards."""
     folder.mkdir()
-    chosen = ["recipe=small", "trainer=fsdp2", *TWO, "export=weights", "compare_dense=false"]
-    said = call([python, *TORCHRUN, *MODULE, *chosen], folder)
+    said = runs.by_torchrun(folder, "recipe=small", "trainer=fsdp2", *TWO, "export=weights", "compare_dense=false")
     [run] = folder.glob("outputs/small/*")
     assert set(os.listdir(run)) >= LEFT
     assert said.count("All files are in") == 1, said
