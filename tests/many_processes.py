@@ -51,13 +51,35 @@ RANKS, SAVED = 4, 4
 """How many processes there are, and after which step of a long run it is saved, between two updates."""
 
 
-def cases_of_layouts(plan):
-    """Return the cases of each layout: five, or all pairs of a criterion and a method where steps are not fused."""
-    found = [cases_of(number) for number in range(len(LAYOUTS))]
-    for cases in found:
-        assert [set(column) for column in zip(*cases, strict=True)] == EVERYTHING, f"{cases} leave something out"
-    every = sorted({case for cases in found for case in cases})
-    return found if plan.fused else [every] * len(LAYOUTS)
+def shared_cases():
+    """Return the cases of each layout: five of each kind of layout, shared by the numbers of processes it runs on."""
+    kinds = {}
+    for name, (_, layout) in LAYOUTS.items():
+        kinds.setdefault(layout, []).append(name)
+    found = {}
+    for number, names in enumerate(kinds.values()):
+        check_everything(cases_of(number))
+        found |= {name: cases_of(number)[i :: len(names)] for i, name in enumerate(names)}
+    return found
+
+
+def five_cases():
+    """Return five cases of each layout."""
+    found = {name: cases_of(number) for number, name in enumerate(LAYOUTS)}
+    for cases in found.values():
+        check_everything(cases)
+    return found
+
+
+def all_pairs():
+    """Return all pairs of a criterion and a method, for each layout."""
+    every = sorted({case for cases in five_cases().values() for case in cases})
+    return dict.fromkeys(LAYOUTS, every)
+
+
+def check_everything(cases):
+    """Each criterion, each method and each budget is in one of the cases."""
+    assert [set(column) for column in zip(*cases, strict=True)] == EVERYTHING, f"{cases} leave something out"
 
 
 def references(cases, plan):
@@ -68,20 +90,19 @@ def references(cases, plan):
     return jobs
 
 
-def half_of_layouts(half, folder, wanted, plan):
+def half_of_layouts(half, folder, wanted, plan, cases):
     """Run every second layout: each half uses the time in which the other waits."""
-    start(in_layouts, RANKS, folder, wanted, plan, range(half, len(LAYOUTS), 2))
+    start(in_layouts, RANKS, folder, wanted, plan, dict(list(cases.items())[half::2]))
 
 
-def in_layouts(rank, folder, wanted, plan, numbers):
+def in_layouts(rank, folder, wanted, plan, chosen):
     """Layouts, each with its cases: the masks of one process at every update, the hold, and no trace."""
-    for number in numbers:
-        name, (ranks, layout) = list(LAYOUTS.items())[number]
+    for name, cases in chosen.items():
+        ranks, layout = LAYOUTS[name]
         if rank >= ranks:
             continue
         begin = time.perf_counter()
         with group(rank, ranks, folder, name, plan.device):
-            cases = cases_of_layouts(plan)[number]
             for case in cases:
                 job = Job(case, layout, plan)
                 torch.manual_seed(rank)
@@ -115,26 +136,39 @@ RESUMED = [GROWING, WATCHING, (0, 4, 0)]
 """Cases with all that a checkpoint can hold: state and growth, norms of inputs and multipliers, strengths."""
 
 
-def resumed(rank, folder, wanted):
+WAYS = {
+    # from how many processes, on which of them, to which layout; two and two can run at the same time
+    "from 2 to 4": (2, range(4), fsdp),
+    "from 2 to DDP": (2, range(2), ddp),
+    "from 2 to tensor parallel": (2, range(2, 4), tp),
+    "from 1 to 2": (1, range(2), fsdp),
+    "from 2 to 1": (2, range(3, 4), alone),
+}
+"""How a run of FSDP2, or of one process, resumes."""
+
+EVERY_WAY = {case: list(WAYS) for case in RESUMED}
+SOME_WAYS = dict(zip(RESUMED, [list(WAYS)[:1], list(WAYS)[1:3], list(WAYS)[3:]], strict=True))
+"""Each way with one of the cases."""
+
+
+def resumed(rank, folder, wanted, chosen):
     """From FSDP2 on 2 to 4, to DDP, to tensor parallel and to one process, and from one to 2, as if never stopped."""
-    for case in RESUMED:
+    for case, names in chosen.items():
         tag = "".join(map(str, case))
-        saved, saved_alone = f"{folder}/saved {tag}", f"{folder}/saved alone {tag}"
-        if rank < 2:
+        saved, ways = f"{folder}/saved {tag} by", [WAYS[name] for name in names]
+        if rank < 2 and any(ranks == 2 for ranks, _, _ in ways):
             with group(rank, 2, folder, f"save {tag}"):
                 state = Job(case, fsdp, LONG).run(0, SAVED).state()
                 if rank == 0:
-                    torch.save(state, saved)
-        if rank == 2:
-            torch.save(Job(case, alone, LONG).run(0, SAVED).state(), saved_alone)
-        # The last ones at the same time, two and two: each needs a half of the processes.
-        ways = ((saved, 0, 4, fsdp), (saved, 0, 2, ddp), (saved, 2, 2, tp), (saved_alone, 0, 2, fsdp))
-        for number, (file, first, ranks, layout) in enumerate(ways):
-            if first <= rank < first + ranks:
-                with group(rank - first, ranks, folder, f"resume {tag} {number}"):
-                    check_resumed(case, file, layout, wanted)
-        if rank == 3:
-            check_resumed(case, saved, alone, wanted)
+                    torch.save(state, f"{saved} 2")
+        if rank == 2 and any(ranks == 1 for ranks, _, _ in ways):
+            torch.save(Job(case, alone, LONG).run(0, SAVED).state(), f"{saved} 1")
+        with group(rank, RANKS, folder, f"saved {tag}"):
+            dist.barrier()
+        for number, (before, ranks, layout) in enumerate(ways):
+            if rank in ranks:
+                with group(rank - ranks[0], len(ranks), folder, f"resume {tag} {number}"):
+                    check_resumed(case, f"{saved} {before}", layout, wanted)
 
 
 def check_resumed(case, file, layout, wanted):
@@ -265,23 +299,32 @@ def prepare():
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
 
 
-def check_layouts(folder, plan=QUICK):
+def check_layouts(folder):
     """Every layout has the masks of one process."""
+    check_cases(folder, QUICK, shared_cases())
+
+
+def check_all_pairs_in_layouts(folder):
+    """Every layout with each pair of a criterion and a method."""
+    check_cases(folder, UNFUSED, all_pairs())
+
+
+def check_cases(folder, plan, cases):
+    """Every layout has the masks of one process in its cases."""
     prepare()
-    wanted = references({case for cases in cases_of_layouts(plan) for case in cases}, plan)
-    start(half_of_layouts, 2, folder, wanted, plan)
+    wanted = references({case for some in cases.values() for case in some}, plan)
+    start(half_of_layouts, 2, folder, wanted, plan, cases)
 
 
 def check_layouts_of_two(folder, device):
     """Every layout of two processes has the masks of one on the same kind of device."""
     prepare()
     plan = QUICK._replace(device=device)
-    numbers = [number for number, (ranks, _) in enumerate(LAYOUTS.values()) if ranks == 2]
-    cases = {case for number in numbers for case in cases_of_layouts(plan)[number]}
-    start(save_references, 1, f"{folder}/references", plan, cases)
+    cases = {name: some for name, some in five_cases().items() if LAYOUTS[name][0] == 2}
+    start(save_references, 1, f"{folder}/references", plan, {case for some in cases.values() for case in some})
     saved = torch.load(f"{folder}/references", weights_only=True)
     wanted = {case: Reference(*found) for case, found in saved.items()}
-    start(in_layouts, 2, folder, wanted, plan, numbers)
+    start(in_layouts, 2, folder, wanted, plan, cases)
 
 
 CROSSING = [Neurons("thin.rows", "thin.fours"), Neurons("thin.fours", "thin.sixes")]
@@ -312,15 +355,16 @@ def check_first_masks(folder):
     start(sparse_from_the_start, RANKS, folder, references(FROM_RANDOM, CONSTANT), crossing_job())
 
 
-def check_all_pairs_in_layouts(folder):
-    """Every layout with each pair of a criterion and a method."""
-    check_layouts(folder, UNFUSED)
-
-
 def check_resuming(folder):
-    """A run resumes in another layout."""
+    """A run resumes in other layouts."""
     prepare()
-    start(resumed, RANKS, folder, references(RESUMED, LONG))
+    start(resumed, RANKS, folder, references(RESUMED, LONG), SOME_WAYS)
+
+
+def check_resuming_in_every_way(folder):
+    """Each case resumes in each of the other layouts."""
+    prepare()
+    start(resumed, RANKS, folder, references(RESUMED, LONG), EVERY_WAY)
 
 
 def check_agreement(folder):

@@ -24,10 +24,10 @@ def run(tmp_path):
 
 
 def test_masks_of_every_layout_are_those_of_one_process(run):
-    """Each criterion, method, budget and kind of block in each layout; see `many_layouts` and `many_jobs`."""
+    """Each criterion, method, budget and kind of block in each kind of layout; see `many_layouts` and `many_jobs`."""
     printed = run(many_processes.check_layouts)
-    for layout in LAYOUTS:
-        assert f"{layout}: 5 cases" in printed, printed
+    for layout, cases in many_processes.shared_cases().items():
+        assert f"{layout}: {len(cases)} cases" in printed, printed
 
 
 @pytest.mark.exhaustive
@@ -43,6 +43,11 @@ def test_sparse_training_begins_with_the_same_random_mask_in_every_layout(run):
 
 def test_resumed_in_other_layouts(run):
     run(many_processes.check_resuming)
+
+
+@pytest.mark.exhaustive
+def test_resumed_in_every_other_layout(run):
+    run(many_processes.check_resuming_in_every_way)
 
 
 def test_little_is_communicated_and_a_rank_that_disagrees_is_named(run):
