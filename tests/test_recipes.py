@@ -17,7 +17,10 @@ from sparse_lightning.app.run import run
 from sparse_lightning.errors import ConfigError
 
 RECIPES = sorted(path.stem for path in (CONF / "recipe").glob("*.yaml"))
-SMALLER = {"hlb_cifar10": ["model.widths=[16,32,64]", "model.stem=16", "data.batch_size=8", "data.made=64"]}
+SMALLER = {
+    "hlb_cifar10": ["model.widths=[16,32,64]", "model.stem=16", "data.batch_size=8", "data.made=64"],
+    "prune_once": ["model.width=32", "model.depth=2", "data.size=20000", "data.context=32", "data.batch_size=4"],
+}
 """Overrides that make one batch of a recipe cheap."""
 PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"
 NEEDS = {"finetune_transformer": "transformers", "finetune_encoder": "transformers"}
@@ -35,8 +38,14 @@ def test_the_recipes_that_are_promised_are_there():
     assert promised | {"finetune_transformer", "sweep"} <= set(RECIPES)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_is_documented_and_runs(recipe, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("recipe", "smaller"),
+    [
+        *(pytest.param(recipe, SMALLER.get(recipe, []), id=recipe) for recipe in RECIPES),
+        pytest.param("prune_once", [], marks=pytest.mark.exhaustive, id="prune_once, as large as it is"),
+    ],
+)
+def test_a_recipe_is_documented_and_runs(recipe, smaller, tmp_path, monkeypatch):
     text = purpose((CONF / "recipe" / f"{recipe}.yaml").read_text("utf-8"))
     assert text.endswith("."), f"{recipe}: the first comment should be a sentence on what it shows, not {text!r}"
     assert len(text) < 90, f"{recipe}: {text!r} is too long for a line of --help"
@@ -45,8 +54,8 @@ def test_a_recipe_is_documented_and_runs(recipe, tmp_path, monkeypatch):
         pytest.importorskip(NEEDS[recipe])
     monkeypatch.chdir(tmp_path)
     quick = ["trainer.fast_dev_run=true", "trainer.enable_progress_bar=false", "logger=none"]
-    smaller = [*SMALLER.get(recipe, []), *FILES.get(recipe, lambda folder: [])(tmp_path)]
-    result = run(compose([f"recipe={recipe}", *quick, *smaller]).plain(str(tmp_path / "run")))
+    files = FILES.get(recipe, lambda folder: [])(tmp_path)
+    result = run(compose([f"recipe={recipe}", *quick, *smaller, *files]).plain(str(tmp_path / "run")))
     written = json.loads((tmp_path / "run" / "results.json").read_text("utf-8"))
     assert result.metric in written["sparse"].values(), f"{recipe}: its model logs no metric that it names"
     assert written["parameters"], f"{recipe}: its patterns match nothing"
