@@ -13,6 +13,8 @@ STAMP := $(VENV)/installed-$(shell sed '/^\[tool\./,$$d' pyproject.toml | cat - 
 # An environment of its own for other libraries, whose requirements are not those of this package.
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/installed-$(shell cat pyproject.toml constraints.txt benchmarks/peers/requirements.txt | cksum | cut -d ' ' -f 1)
+# Many programs are started: without their bytecode each would compile this package and its tests again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
