@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,10 @@ from torch.utils._pytree import tree_leaves
 hypothesis.settings.register_profile("laws", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("laws")
 
+# One thread, here and in the processes that tests start: where all cores are in use, threads of OpenMP mostly wait for
+# one another, and burn the time of other workers.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(config, items):
