@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -173,6 +174,13 @@ def test_an_invalid_selection_raises_an_error(weight, n, m, error, message):
         nm_select.nm_select(weight, n, m)
 
 
+def test_invalid_ones_of_many_raise_an_error():
+    with pytest.raises(SparsityError, match="n=5 is out of range"):
+        nm_select.nm_select_many([torch.ones(2, 8)] * 2, [2, 5], 4)
+    with pytest.raises(LayoutError, match="groups of 4"):
+        nm_select.nm_select_many([torch.ones(2, 8), torch.ones(2, 6)], [2, 2], 4)
+
+
 def test_a_factor_that_does_not_broadcast_raises_an_error():
     with pytest.raises(LayoutError, match=r"\(3,\) does not broadcast to the weight's \(2, 8\)"):
         nm_select.nm_select(torch.ones(2, 8), 2, 4, torch.ones(3))
@@ -213,6 +221,73 @@ def test_native_is_the_reference_bit_for_bit(case, threads):
         torch.set_num_threads(before)
     assert torch.equal(mask, reference.nm_select(theirs, n, m, other)), "the mask is not the reference's"
     assert torch.equal(bits(ours), bits(theirs)), "the weights are not the reference's"
+
+
+@st.composite
+def alike_weights(draw):
+    """Weights of one shape, in equal or mixed strides, how many each keeps, and what multiplies them."""
+    m, number = draw(st.sampled_from([1, 2, 3, 4, 8, 17])), draw(st.integers(1, 5))
+    shape = (*draw(st.lists(st.integers(1, 3), max_size=2)), m * draw(st.integers(1, 1 + 600 // m)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 32)))
+    strides = draw(st.sampled_from(["contiguous", "transposed", "sliced", "mixed"]))
+
+    def laid_out(t, i):
+        kind = ["contiguous", "transposed", "sliced"][i % 3] if strides == "mixed" else strides
+        if kind == "transposed" and t.ndim > 1:
+            return t.mT.contiguous().mT
+        return torch.stack([t.neg(), t], -1)[..., 1] if kind == "sliced" else t
+
+    def drawn(values, dtype, wanted):
+        return torch.tensor(values, dtype=dtype)[torch.randint(len(values), wanted, generator=generator)]
+
+    dtype = draw(st.sampled_from(FLOATS))
+    weights = [laid_out(drawn(ODD, dtype, shape), i) for i in range(number)]
+    kept = draw(st.lists(st.integers(0, m), min_size=number, max_size=number))
+    kind = draw(st.sampled_from(["none", "gradient", "norms", "rows"]))
+    if kind == "none":
+        return weights, kept, m, None
+    wanted = {"gradient": shape, "norms": shape[-1:], "rows": (*shape[:-1], 1)}[kind]
+    factors, other_dtype = [0.5, -2.0, 0.0, 1.0, 1e-39, math.inf, math.nan], draw(st.sampled_from(FLOATS))
+    return weights, kept, m, [laid_out(drawn(factors, other_dtype, wanted), i) for i in range(number)]
+
+
+@given(alike_weights(), st.integers(1, 4))
+def test_many_weights_in_one_call_are_selected_as_each_by_itself(case, threads):
+    weights, kept, m, others = case
+    ours, theirs = [w.clone() for w in weights], [w.clone() for w in weights]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with patch.object(native, "LARGE", 1), patch.object(native, "SMALL", 0):
+            masks = nm_select.nm_select_many(ours, kept, m, others)
+    finally:
+        torch.set_num_threads(before)
+    for i, weight in enumerate(theirs):
+        other = None if others is None else others[i].expand(weight.shape)
+        assert torch.equal(masks[i], reference.nm_select(weight, kept[i], m, other)), f"mask {i} is not the reference's"
+        assert torch.equal(bits(ours[i]), bits(weight)), f"weight {i} is not the reference's"
+
+
+@needs_native
+def test_alike_weights_take_one_call_of_the_kernel():
+    weights, norms = [torch.randn(16, 64) for _ in range(9)], [torch.rand(64) for _ in range(9)]
+    with patch.object(native, "nm_select_many", wraps=native.nm_select_many) as select:
+        for others in (None, norms):
+            nm_select.nm_select_many(weights, [2] * 9, 4, others)
+        assert select.call_count == 2
+        nm_select.nm_select_many([*weights[:8], torch.randn(64, 16).mT], [2] * 9, 4)
+    assert select.call_count == 2, "a weight with other strides"
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_narrow_number_is_scored_as_by_the_reference(dtype):
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+    every = every[torch.randperm(len(every))].view(64, -1)
+    for other in (None, torch.rand(every.shape), every.flip(0)):
+        ours, theirs = every.clone(), every.clone()
+        assert torch.equal(native.nm_select(ours, 2, 4, other), reference.nm_select(theirs, 2, 4, other))
+        assert torch.equal(bits(ours), bits(theirs))
 
 
 @needs_native

@@ -8,6 +8,9 @@ stored only for a small chunk of the weights at a time. Triton is optional, so i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from sparse_lightning.errors import LayoutError, SparsityError
@@ -32,12 +35,44 @@ def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Te
         >>> weight
         tensor([[ 0., -4.,  3.,  0.]])
     """
-    weight, other = _checked(weight, n, m, other)
+    return _select(*_checked(weight, n, m, other), n, m)
+
+
+def nm_select_many(
+    weights: Sequence[Tensor], kept: Sequence[int], m: int, others: Sequence[Tensor] | None = None
+) -> Tensor:
+    """Run `nm_select` on several weights of one shape; return their masks, `(weights, *shape)`.
+
+    On a CPU, weights with the same strides take one call, whatever their number.
+
+    Args:
+        weights: `(…, groups·m)` each, any strides.
+        kept: for each weight the number of weights kept in each group, from 0 to m.
+        m: the size of a group; it divides the last dimension.
+        others: for each weight a factor of its scores; None for magnitudes alone.
+
+    Example:
+        >>> import torch
+        >>> nm_select_many([torch.tensor([1.0, -4.0]), torch.tensor([3.0, 2.0])], [1, 2], 2)
+        tensor([[ True, False],
+                [False, False]])
+    """
+    factors = [None] * len(weights) if others is None else others
+    checked = [_checked(*each) for each in zip(weights, kept, [m] * len(weights), factors, strict=True)]
+    found, wide = [weight for weight, _ in checked], [other for _, other in checked if other is not None]
+    if native.takes(found, m, wide or None):
+        return native.nm_select_many(found, kept, m, wide or None)
+    return torch.stack([_select(*each, n, m) for each, n in zip(checked, kept, strict=True)])
+
+
+def _select(weight: Tensor, other: Tensor | None, n: int, m: int) -> Tensor:
+    """Run the kernel for these tensors."""
     if takes_triton(weight):
         from sparse_lightning.kernels.nm_select import triton
 
         return triton.nm_select(weight, n, m, other)
-    select = native.nm_select if native.takes(weight, m) else reference.nm_select
+    is_native = native.takes([weight], m, None if other is None else [other])
+    select = native.nm_select if is_native else reference.nm_select
     return select(weight, n, m, other)
 
 

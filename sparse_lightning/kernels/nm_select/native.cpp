@@ -1,41 +1,101 @@
-// N of every M neighbours along the last dimension: keys, ranks, mask and weights of a segment stay in the L1 cache.
+// N of every M neighbours along the last dimension of several tensors that lie alike: scores, keys, ranks, mask and
+// weights of a segment stay in the L1 cache.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
 namespace {
 
-constexpr int64_t SEGMENT = 512;  // elements: keys, ranks and patterns of small groups fit into the L1 cache
+constexpr int64_t SEGMENT = 512;  // elements: scores, keys, ranks and patterns of small groups fit into the L1 cache
 
-// Rows of the last dimension of a tensor; strides in elements.
-struct Rows {
-    const int64_t* strides;  // of the leading dimensions
-    int64_t step;            // of the last one
+struct Half {
+    uint16_t bits;
 };
 
-int64_t offset_of(int64_t row, int64_t dims, const int64_t* sizes, const Rows& rows) {
-    int64_t offset = 0;
-    for (int64_t d = dims - 1; d >= 0; d--) {
-        offset += row % sizes[d] * rows.strides[d];
-        row /= sizes[d];
-    }
-    return offset;
+struct BFloat16 {
+    uint16_t bits;
+};
+
+template <typename To, typename From>
+To bits_of(From value) {
+    static_assert(sizeof(To) == sizeof(From), "bits are copied");
+    To bits;
+    std::memcpy(&bits, &value, sizeof(To));
+    return bits;
+}
+
+// |x| as a score: exact, but for a double that multiplies narrower weights.
+template <typename Score>
+Score magnitude(double x) {
+    return static_cast<Score>(__builtin_fabs(x));
+}
+
+template <typename Score>
+Score magnitude(float x) {
+    return __builtin_fabsf(x);
+}
+
+template <typename Score>
+Score magnitude(BFloat16 x) {
+    return bits_of<float>(uint32_t(x.bits & 0x7FFF) << 16);
+}
+
+// Exponents of subnormal numbers are found by a product; those of infinity and NaN are all ones.
+template <typename Score>
+Score magnitude(Half x) {
+    const uint32_t shifted = uint32_t(x.bits & 0x7FFF) << 13, special = shifted >= 0x0F800000u ? 0x7F800000u : 0u;
+    return bits_of<float>(bits_of<uint32_t>(bits_of<float>(shifted) * 0x1p112f) | special);
+}
+
+// A contiguous segment has a loop of its own, which the compiler turns into vectors.
+template <typename Action>
+void each(int64_t count, int64_t step, const Action& action) {
+    if (step == 1)
+        for (int64_t i = 0; i < count; i++) action(i, i);
+    else
+        for (int64_t i = 0; i < count; i++) action(i, i * step);
+}
+
+template <typename Element, typename Score>
+void load(const char* elements, int64_t step, Score* __restrict scores, int64_t count) {
+    const auto* from = reinterpret_cast<const Element*>(elements);
+    each(count, step, [=](int64_t i, int64_t at) { scores[i] = magnitude<Score>(from[at]); });
+}
+
+template <typename Element, typename Score>
+void multiply(const char* elements, int64_t step, Score* __restrict scores, int64_t count) {
+    const auto* from = reinterpret_cast<const Element*>(elements);
+    each(count, step, [=](int64_t i, int64_t at) { scores[i] *= magnitude<Score>(from[at]); });
 }
 
 // Work space of a thread. Key d places before or after element i is of the same group where same[m - 1 ± d][i] is 1.
-template <typename Key>
+template <typename Score, typename Key>
 struct Scratch {
     int64_t m, length;
+    std::vector<Score> scores;
     std::vector<Key> keys, rank, same;
 
     explicit Scratch(int64_t m)
-        : m(m), length(std::max<int64_t>(1, SEGMENT / m) * m), keys(length + 2 * m), rank(length), same(2 * m * length) {
+        : m(m), length(std::max<int64_t>(1, SEGMENT / m) * m), scores(length), keys(length + 2 * m), rank(length),
+          same(2 * m * length) {
         for (int64_t d = 1 - m; d < m; d++)
             for (int64_t i = 0; i < length; i++) {
                 const int64_t place = i % m + d;
                 same[(m - 1 + d) * length + i] = place >= 0 && place < m;
             }
+    }
+
+    // The bits of a score, read as an integer, are in the order of the scores; −1 ranks NaN below all.
+    void make_keys(int64_t count) {
+        const Key infinity = bits_of<Key>(std::numeric_limits<Score>::infinity());
+        const Score* __restrict from = scores.data();
+        Key* __restrict key = keys.data() + m;
+        for (int64_t i = 0; i < count; i++) {
+            const Key bits = bits_of<Key>(from[i]) & std::numeric_limits<Key>::max();
+            key[i] = bits > infinity ? Key(-1) : bits;
+        }
     }
 
     // How many of its group rank before each key: larger ones, and equal ones with a lower index.
@@ -51,74 +111,97 @@ struct Scratch {
                 ranks[i] += (key[i - d] >= key[i] ? before[i] : Key(0)) + (key[i + d] > key[i] ? after[i] : Key(0));
         }
     }
+
+    template <typename Bits>
+    void write(Bits* weights, int64_t step, bool* mask, int64_t mask_step, int64_t count, Key kept) const {
+        const Key* __restrict ranks = rank.data();
+        if (step == 1)
+            for (int64_t i = 0; i < count; i++) weights[i] = ranks[i] >= kept ? Bits(0) : weights[i];
+        else
+            for (int64_t i = 0; i < count; i++)
+                if (ranks[i] >= kept) weights[i * step] = 0;
+        each(count, mask_step, [=](int64_t i, int64_t at) { mask[at] = ranks[i] >= kept; });
+    }
 };
 
-// The bits of |x|, read as an integer, are in the order of |x|; −1 ranks NaN below all.
-template <typename Score, typename Key>
-Key key_of(Score bits, Key infinity) {
-    const Key magnitude = bits & std::numeric_limits<Score>::max();
-    return magnitude > infinity ? Key(-1) : magnitude;
+// A tensor of each kind: weights, others and masks have their own strides, in elements, the last dimension included.
+struct Rows {
+    int64_t dims;
+    const int64_t *sizes, *strides;
+    int64_t width;  // bytes of an element
+
+    int64_t step() const { return strides[dims - 1]; }
+
+    // The bytes from the first element of a tensor to element `start` of a row.
+    int64_t offset(int64_t row, int64_t start) const {
+        int64_t elements = start * step();
+        for (int64_t d = dims - 2; d >= 0; d--) {
+            elements += row % sizes[d] * strides[d];
+            row /= sizes[d];
+        }
+        return elements * width;
+    }
+};
+
+template <typename Score>
+using Read = void (*)(const char*, int64_t, Score* __restrict, int64_t);
+
+enum Type { HALF, BFLOAT16, FLOAT, DOUBLE };
+
+template <typename Score>
+Read<Score> loader(int type) {
+    return type == HALF ? load<Half, Score> : type == BFLOAT16 ? load<BFloat16, Score> : load<Score, Score>;
 }
 
-// A contiguous segment has a loop of its own, which the compiler turns into vectors.
-template <typename Bits, typename Score, typename Key>
-void select_segment(Scratch<Key>& scratch, Bits* weights, int64_t step, const Score* scores, int64_t score_step,
-                    bool* mask, int64_t mask_step, int64_t count, Key infinity, Key kept) {
-    Key* __restrict keys = scratch.keys.data() + scratch.m;
-    if (score_step == 1)
-        for (int64_t i = 0; i < count; i++) keys[i] = key_of(scores[i], infinity);
-    else
-        for (int64_t i = 0; i < count; i++) keys[i] = key_of(scores[i * score_step], infinity);
-    scratch.rank_keys(count);
-    const Key* __restrict ranks = scratch.rank.data();
-    if (step == 1)
-        for (int64_t i = 0; i < count; i++) weights[i] = ranks[i] >= kept ? Bits(0) : weights[i];
-    else
-        for (int64_t i = 0; i < count; i++)
-            if (ranks[i] >= kept) weights[i * step] = 0;
-    if (mask_step == 1)
-        for (int64_t i = 0; i < count; i++) mask[i] = ranks[i] >= kept;
-    else
-        for (int64_t i = 0; i < count; i++) mask[i * mask_step] = ranks[i] >= kept;
+template <typename Score>
+Read<Score> multiplier(int type) {
+    return type == HALF       ? multiply<Half, Score>
+           : type == BFLOAT16 ? multiply<BFloat16, Score>
+           : type == FLOAT    ? multiply<float, Score>
+                              : multiply<double, Score>;
 }
 
-template <typename Key, typename Bits, typename Score>
-void select(Bits* weights, Rows weight, const Score* scores, Rows score, bool* pruned, Rows mask, int64_t dims,
-            const int64_t* sizes, int64_t length, int64_t n, int64_t m, Key infinity, int threads) {
+int64_t width_of(int type) { return type == DOUBLE ? 8 : type == FLOAT ? 4 : 2; }
+
+// Key has at least 32 bits: the compiler does not vectorize narrower sums.
+template <typename Score, typename Key, typename Bits>
+void select(int64_t tensors, char* const* weights, int type, const char* const* others, int other_type, bool* masks,
+            int64_t dims, const int64_t* sizes, const int64_t* strides, const int64_t* kept, int64_t m, int threads) {
+    const Rows weight{dims, sizes, strides, width_of(type)}, mask{dims, sizes, strides + dims, 1},
+        other{dims, sizes, strides + 2 * dims, width_of(other_type)};
+    const Read<Score> read = loader<Score>(type), times = multiplier<Score>(other_type);
+    const int64_t length = sizes[dims - 1];
     int64_t rows = 1;
-    for (int64_t d = 0; d < dims; d++) rows *= sizes[d];
-#pragma omp parallel num_threads(threads)
+    for (int64_t d = 0; d < dims - 1; d++) rows *= sizes[d];
+#pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        Scratch<Key> scratch(m);
+        Scratch<Score, Key> scratch(m);
         const int64_t pieces = (length + scratch.length - 1) / scratch.length;
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < rows * pieces; i++) {
-            const int64_t row = i / pieces, start = i % pieces * scratch.length;
-            select_segment(scratch, weights + offset_of(row, dims, sizes, weight) + start * weight.step, weight.step,
-                           scores + offset_of(row, dims, sizes, score) + start * score.step, score.step,
-                           pruned + offset_of(row, dims, sizes, mask) + start * mask.step, mask.step,
-                           std::min(scratch.length, length - start), infinity, Key(n));
+        for (int64_t i = 0; i < tensors * rows * pieces; i++) {
+            const int64_t tensor = i / (rows * pieces), row = i / pieces % rows, start = i % pieces * scratch.length;
+            const int64_t count = std::min(scratch.length, length - start);
+            char* const here = weights[tensor] + weight.offset(row, start);
+            read(here, weight.step(), scratch.scores.data(), count);
+            if (others) times(others[tensor] + other.offset(row, start), other.step(), scratch.scores.data(), count);
+            scratch.make_keys(count);
+            scratch.rank_keys(count);
+            scratch.write(reinterpret_cast<Bits*>(here), weight.step(),
+                          masks + tensor * rows * length + mask.offset(row, start), mask.step(), count,
+                          Key(kept[tensor]));
         }
     }
 }
 
 }  // namespace
 
-// Weights and scores are the bits of floats of `width` and `key_width` bytes, 2, 4 or 8. `strides` has for each of
-// weights, scores and mask one entry per dimension, the last one included.
-extern "C" void nm_select(void* weights, int64_t width, const void* scores, int64_t key_width, bool* mask,
-                          int64_t dims, const int64_t* sizes, const int64_t* strides, int64_t n, int64_t m,
-                          int64_t infinity, int threads) {
-    const int64_t outer = dims - 1, length = sizes[outer];
-    const Rows weight{strides, strides[outer]}, score{strides + dims, strides[dims + outer]},
-        pruned{strides + 2 * dims, strides[2 * dims + outer]};
-    const auto run = [&](auto* bits, const auto* keys, auto top) {
-        using Key = decltype(top);  // at least 32 bits: the compiler does not vectorize narrower sums
-        select<Key>(bits, weight, keys, score, mask, pruned, outer, sizes, length, n, m, top, threads);
-    };
-    const auto top = static_cast<int32_t>(infinity);
-    if (width == 2 && key_width == 2) run(static_cast<int16_t*>(weights), static_cast<const int16_t*>(scores), top);
-    if (width == 2 && key_width == 4) run(static_cast<int16_t*>(weights), static_cast<const int32_t*>(scores), top);
-    if (width == 4) run(static_cast<int32_t*>(weights), static_cast<const int32_t*>(scores), top);
-    if (width == 8) run(static_cast<int64_t*>(weights), static_cast<const int64_t*>(scores), infinity);
+// weights and others: the address of each tensor, and the type of their elements; others may be null.
+// masks: one after the other. strides: those of weights, masks and others. kept: of each group, for each tensor.
+extern "C" void nm_select(int64_t tensors, char* const* weights, int type, const char* const* others, int other_type,
+                          bool* masks, int64_t dims, const int64_t* sizes, const int64_t* strides, const int64_t* kept,
+                          int64_t m, int threads) {
+    const auto run = type == DOUBLE  ? select<double, int64_t, int64_t>
+                     : type == FLOAT ? select<float, int32_t, int32_t>
+                                     : select<float, int32_t, int16_t>;
+    run(tensors, weights, type, others, other_type, masks, dims, sizes, strides, kept, m, threads);
 }

@@ -1,85 +1,90 @@
-"""nm_select for CPUs, in C++: one pass over the weights by all threads.
-
-Without `other`, the kernel ranks the bits of the weights themselves. With it, the scores of a chunk are computed by
-torch and passed along.
-"""
+"""nm_select for CPUs, in C++: one pass over the weights of several tensors that lie alike, by all threads."""
 
 from __future__ import annotations
 
 import ctypes
-import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from sparse_lightning.kernels.chunks import chunks
+from sparse_lightning.kernels.block_score.reference import accumulation_dtype
 from sparse_lightning.kernels.native import library
-from sparse_lightning.kernels.nm_select.reference import scores
+from sparse_lightning.layout.coalesce import coalesce
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 LARGE = 1 << 12
-"""Elements of a weight from which on the kernel is worth building, which takes about two seconds per machine."""
+"""Weights from which on the kernel is worth building, which takes about two seconds per machine."""
+
+SMALL = 1 << 15
+"""Weights up to which one thread is faster than waking others."""
 
 LARGEST_GROUP = 64
 """In larger groups, comparing all pairs takes longer than sorting."""
 
-INTEGERS = {
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-    torch.float32: torch.int32,
-    torch.float64: torch.int64,
-}
-"""The integers that hold the bits of the floats."""
-
-PIECES = 4
-"""A chunk has this fraction of the usual number of elements: its scores are small beside the weights."""
+TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+"""The numbers by which the kernel knows the types of elements."""
 
 
-def takes(weight: Tensor, m: int) -> bool:
-    """Whether the kernel is worth running on this weight, and can be built on this machine."""
-    fits = weight.device.type == "cpu" and weight.dtype in INTEGERS and m <= LARGEST_GROUP
-    return fits and weight.numel() >= LARGE and library(SOURCE) is not None
+def takes(weights: Sequence[Tensor], m: int, others: Sequence[Tensor] | None = None) -> bool:
+    """Whether the kernel is worth running on these tensors, can do so in one call, and can be built on this machine."""
+    fits = _are_alike(weights) and weights[0].dtype in TYPES and m <= LARGEST_GROUP
+    fits = fits and (others is None or _are_alike(others))
+    return fits and len(weights) * weights[0].numel() >= LARGE and library(SOURCE) is not None
+
+
+def _are_alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are on the CPU and have one shape, dtype and strides."""
+    first = tensors[0]
+    alike = (t.shape == first.shape and t.stride() == first.stride() and t.dtype == first.dtype for t in tensors[1:])
+    return all(t.device.type == "cpu" for t in tensors) and all(alike)
 
 
 def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Tensor:
     """Keep n of every m neighbours; `other` has the shape of the weight."""
-    mask = torch.empty(weight.shape, dtype=torch.bool)
-    if other is None:
-        _select(weight, weight, mask, n, m)
-    else:
-        groups = (*weight.shape[:-1], weight.shape[-1] // m)
-        for *outer, last in chunks(groups, weight.device, each=m * PIECES):
-            low, high, _ = last.indices(groups[-1])
-            piece = (*outer, slice(low * m, high * m))
-            _select(weight[piece], scores(weight[piece], other[piece]), mask[piece], n, m)
-    # The kernel writes without the knowledge of autograd.
-    if not weight.is_inference():
-        torch.autograd.graph.increment_version(weight)
-    return mask
+    return nm_select_many([weight], [n], m, None if other is None else [other])[0]
 
 
-def _select(weight: Tensor, scored: Tensor, mask: Tensor, n: int, m: int) -> None:
-    """Call the kernel: mask and zero a weight by the magnitudes of `scored`, which has its shape."""
+def nm_select_many(
+    weights: Sequence[Tensor], kept: Sequence[int], m: int, others: Sequence[Tensor] | None = None
+) -> Tensor:
+    """Keep some of every m neighbours of tensors that lie alike; return their masks, `(tensors, *shape)`."""
+    first = weights[0]
+    masks = torch.empty((len(weights), *first.shape), dtype=torch.bool)
+    if not masks.numel():
+        return masks
+    factors = weights if others is None else [_readable(other, first.dtype) for other in others]
+    # Groups do not cross the merged dimensions: m divides the last one.
+    runs = coalesce(first.shape, first.stride(), masks.stride()[1:], factors[0].stride())
     built = library(SOURCE)
     assert built is not None, "`takes` has checked"
-    infinity = torch.tensor(math.inf, dtype=scored.dtype).view(INTEGERS[scored.dtype]).item()
     built.nm_select(
-        ctypes.c_void_p(weight.data_ptr()),
-        ctypes.c_int64(weight.element_size()),
-        ctypes.c_void_p(scored.data_ptr()),
-        ctypes.c_int64(scored.element_size()),
-        ctypes.c_void_p(mask.data_ptr()),
-        ctypes.c_int64(weight.ndim),
-        _integers(weight.shape),
-        _integers((*weight.stride(), *scored.stride(), *mask.stride())),
-        ctypes.c_int64(n),
+        ctypes.c_int64(len(weights)),
+        _integers([weight.data_ptr() for weight in weights]),
+        ctypes.c_int(TYPES[first.dtype]),
+        None if others is None else _integers([factor.data_ptr() for factor in factors]),
+        ctypes.c_int(TYPES[factors[0].dtype]),
+        ctypes.c_void_p(masks.data_ptr()),
+        ctypes.c_int64(len(runs)),
+        _integers([run.size for run in runs]),
+        _integers([run.strides[i] for i in range(3) for run in runs]),
+        _integers(kept),
         ctypes.c_int64(m),
-        ctypes.c_int64(int(infinity)),
-        ctypes.c_int(torch.get_num_threads()),
+        ctypes.c_int(torch.get_num_threads() if masks.numel() > SMALL else 1),
     )
+    # The kernel writes without the knowledge of autograd.
+    for weight in weights:
+        if not weight.is_inference():
+            torch.autograd.graph.increment_version(weight)
+    return masks
 
 
-def _integers(values: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+def _readable(other: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a factor in a type that the kernel reads."""
+    return other if other.dtype in TYPES else other.to(accumulation_dtype(dtype))
+
+
+def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)
