@@ -119,7 +119,7 @@ def test_a_method_that_overrides_kept_is_asked(patterns):
     ids=["default", "PruneOnce", "All", "First", "Notes", "Smallest"],
 )
 def test_one_pass_is_used_where_no_decision_is_overridden(parts, passes):
-    with patch.object(nm_groups, "nm_select", wraps=nm_groups.nm_select) as select:
+    with patch.object(nm_groups, "nm_select_many", wraps=nm_groups.nm_select_many) as select:
         prune(WEIGHTS["N:M groups"], **parts)
     assert bool(select.call_count) == passes
 

@@ -89,18 +89,19 @@ class ScopeStack(SparseScope):
         return f"ScopeStack({len(self.scopes)} × {self.scopes[0]})"
 
 
-def stacks(scopes: Iterable[SparseScope], together: int | None = None) -> list[ScopeStack]:
+def stacks(scopes: Iterable[SparseScope], together: int | None = None, each: int | None = None) -> list[ScopeStack]:
     """Return all scopes in stacks, those that lie alike together; those of many blocks are stacks of one.
 
     Args:
         scopes: the scopes.
         together: the most blocks of a stack; None for `TOGETHER`.
+        each: the most blocks of a scope that is stacked; None for `SMALL`.
     """
-    room = TOGETHER if together is None else together
+    room, small = TOGETHER if together is None else together, SMALL if each is None else each
     groups: dict[Hashable, list[list[SparseScope]]] = {}
     for i, scope in enumerate(scopes):
         blocks = scope.numblk()
-        key, most = (_likeness(scope), max(1, room // max(1, blocks))) if blocks <= SMALL else (i, 1)
+        key, most = (_likeness(scope), max(1, room // max(1, blocks))) if blocks <= small else (i, 1)
         found = groups.setdefault(key, [[]])
         if len(found[-1]) == most:
             found.append([])

@@ -49,7 +49,7 @@ class BudgetSplit:
         return [
             UpdateContext(
                 scope=stack.scope,
-                scores=stack.stacked([scored[scope.name].scores for scope in stack.scopes]) if own is None else own,
+                scores=stack.unscored() if own is None else own,
                 mask=mask,
                 keeps=[stack.stacked([kept[scope.name] for scope in stack.scopes]) for kept in keeps],
                 growth=stack.growth(growth),

@@ -283,14 +283,15 @@ class Engine:
     def _choose(self, contexts: Sequence[UpdateContext], scores: Scores) -> Tensor:
         """Return the masks that all scopes would have, flat."""
         method, pairs = self.configuration.method, zip(self.stacks, contexts, strict=True)
-        return self._buffer.joined([stack.choose(method, context, scores.sources) for stack, context in pairs])
+        return self._buffer.joined([stack.choose(method, context, scores.later) for stack, context in pairs])
 
     def _apply(self, contexts: Sequence[UpdateContext], masks: Tensor) -> int:
         """Set new masks in all scopes; return how many blocks changed."""
         before, method = self._buffer.flat, self.configuration.method
         pairs = zip(self.stacks, contexts, self._buffer.gathered(masks), strict=True)
         memories = [stack.checked(method.remember(context, mask), method) for stack, context, mask in pairs]
-        self.scoring.compensate(self._buffer.views(masks), bool((masks & ~before).any()))
+        if self.scoring.compensates and (masks & ~before).any():
+            self.scoring.compensate(self._buffer.views(masks))
         self._buffer.replace(masks)
         changed = before ^ masks
         self._everything.fill(changed)  # pruned blocks become zero, and grown blocks start at zero

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.budgets import Budget, ScoredScope
@@ -67,12 +68,22 @@ class MaskedScope:
         device = torch.device("cpu") if self.device.type == "meta" else self.device  # counts are read from it
         return ScoredScope(self.name, self.scope, torch.zeros((), device=device).expand(shape), self.final)
 
-    def is_finite(self, sources: Sources) -> bool:
-        """Whether scores that are computed only when blocks are chosen would all be finite."""
-        return True
+    def scored_later(self, sources: Sources) -> list[Tensor]:
+        """Return the tensors that scores are computed from only when blocks are chosen."""
+        return []
 
-    def choose(self, method: Method, context: UpdateContext, sources: Sources) -> Tensor:
-        """Return the new mask, gathered by scope."""
+    @classmethod
+    def choose(
+        cls, scopes: Sequence[Self], method: Method, context: UpdateContext, tensors: Sequence[Sequence[Tensor]]
+    ) -> Tensor:
+        """Return the new mask of scopes that lie alike, gathered as in the context.
+
+        Args:
+            scopes: one, or several that lie alike.
+            method: decides.
+            context: of all of them.
+            tensors: what `scored_later` returned for each.
+        """
         return method.choose(context)
 
     def named(self, gathered: Tensor) -> dict[str, Tensor]:

@@ -13,12 +13,14 @@ from sparse_lightning.budgets import Budget
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.engine.nm_groups import declares
 from sparse_lightning.errors import SparsityError
-from sparse_lightning.flow import Sources
 from sparse_lightning.layout import Layout
 from sparse_lightning.methods import Method, UpdateContext
 
 DECIDED = 1 << 17
 """The most blocks of several scopes that a method decides on in one call: few sorts, each in little memory."""
+
+SELECTED = 1 << 21
+"""The same of scopes that are scored when they are chosen: their weights stay where they are, and are not sorted."""
 
 
 class MaskedStack:
@@ -93,9 +95,14 @@ class MaskedStack:
         """Return the scores by which blocks may grow; None for methods that grow none."""
         return self.stacked([scores[scope.name] for scope in self.scopes]) if scores else None
 
-    def choose(self, method: Method, context: UpdateContext, sources: Sources) -> Tensor:
-        """Return the new mask, gathered by scope."""
-        return method.choose(context) if self._is_several else self.scopes[0].choose(method, context, sources)
+    def choose(self, method: Method, context: UpdateContext, later: Mapping[str, Sequence[Tensor]]) -> Tensor:
+        """Return the new mask, gathered by scope; `later` has the tensors that each scope is scored by now."""
+        return type(self.scopes[0]).choose(self.scopes, method, context, [later[scope.name] for scope in self.scopes])
+
+    def unscored(self) -> Tensor:
+        """Return scores for a context whose method reads none: all zero, and without memory."""
+        shape = (*self.scope.grid_shape, self.scope.numblk_per_scope())
+        return torch.zeros((), device=self.scopes[0].device).expand(shape)
 
     def checked(self, memory: Tensor | None, method: Method) -> Tensor | None:
         """Return what a method remembers; raise an error if it can't be divided among the scopes of the stack."""
@@ -141,7 +148,7 @@ class MaskBuffer:
     def replace(self, flat: Tensor) -> None:
         """Set all masks."""
         # Known on the host from here on, so that no step synchronises with a device to find that nothing is pruned.
-        self._set(flat, is_pruned=bool(flat.any()))
+        self._set(flat, is_pruned=bool(flat.count_nonzero()))
 
     def _set(self, flat: Tensor, is_pruned: bool) -> None:
         self.flat, self.is_pruned = flat, is_pruned
@@ -175,11 +182,12 @@ class MaskBuffer:
 
 def masked_stacks(scopes: Sequence[MaskedScope], together: bool) -> list[MaskedStack]:
     """Return all scopes in stacks, those that lie alike together if a method may decide on them in one call."""
-    apart = [scope for scope in scopes if not (together and scope.is_scored)]
-    alike = stacks((scope.scope for scope in scopes if together and scope.is_scored), DECIDED)
+    if not together:
+        return [MaskedStack([scope]) for scope in scopes]
+    alike = stacks((scope.scope for scope in scopes if not scope.is_scored), SELECTED, SELECTED)
+    alike += stacks((scope.scope for scope in scopes if scope.is_scored), DECIDED)
     owner = {id(scope.scope): scope for scope in scopes}
-    groups = [[scope] for scope in apart] + [[owner[id(scope)] for scope in stack.scopes] for stack in alike]
-    return [MaskedStack(group) for group in groups]
+    return [MaskedStack([owner[id(scope)] for scope in stack.scopes]) for stack in alike]
 
 
 def decides_apart(method: Method) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
-from torch.linalg import vector_norm
+from typing_extensions import Self
 
 from sparse_lightning.blocks.scope import ScopeSpec
 from sparse_lightning.blocks.shards import is_sharded, local_like, sharded_along
@@ -11,7 +13,7 @@ from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.engine.ranks import united
 from sparse_lightning.flow import Criterion, Sources
-from sparse_lightning.kernels.nm_select import nm_select
+from sparse_lightning.kernels.nm_select import nm_select_many
 from sparse_lightning.layout import Layout
 from sparse_lightning.methods import Gradual, Method, UpdateContext
 from sparse_lightning.patterns import Attachment
@@ -19,6 +21,8 @@ from sparse_lightning.patterns import Attachment
 
 class NMGroups(MaskedScope):
     """The groups of m contiguous weights of one parameter, scored by `|w|` times another tensor.
+
+    Parameters that lie alike are decided by one call.
 
     Args:
         attachment: what an N:M pattern returned.
@@ -35,30 +39,34 @@ class NMGroups(MaskedScope):
         self._spec, self._factor = scope.block, factor
         [self._dim] = [d for d, n in enumerate(scope.shape) if n > 1] or [0]
         self._m = scope.shape[self._dim]
+        self._is_whole = is_sharded(self._spec.param) or self._spec.view.layout == Layout.of(self._spec.param)
 
-    def is_finite(self, sources: Sources) -> bool:
-        """Whether all scores would be finite."""
-        tensors = [tensor for tensor in self._tensors(sources) if tensor.numel()]
-        return all(bool(vector_norm(tensor, float("inf")).isfinite()) for tensor in tensors)
+    def scored_later(self, sources: Sources) -> list[Tensor]:
+        """Return the weights that this process holds, and what they are multiplied with."""
+        names = ["weight"] if self._factor == "weight" else ["weight", self._factor]
+        return [self._local(sources.element(name, self._spec.param, self.name)) for name in names]
 
-    def choose(self, method: Method, context: UpdateContext, sources: Sources) -> Tensor:
+    def _local(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor of the parameter's shape that is scored."""
+        if self._is_whole and tensor.shape == self._spec.view.shape:
+            return local_like(tensor, self._spec.param)
+        return self._spec.view.like(tensor).data
+
+    @classmethod
+    def choose(
+        cls, scopes: Sequence[Self], method: Method, context: UpdateContext, tensors: Sequence[Sequence[Tensor]]
+    ) -> Tensor:
         """Keep as many of each group as the method says, in place; all groups of a parameter have the same count.
 
         Each process chooses in the groups that it holds: one bit per weight is communicated, and no scores.
         """
         assert isinstance(method, Gradual), "`masked_scope` has checked"
-        n = int(method.kept(context).max())
-        weight, *other = [t.movedim(self._dim, -1) for t in self._tensors(sources)]
-        mask = nm_select(weight, n, self._m, *other).movedim(-1, self._dim)
-        return self.scope.gather({self._spec: united(mask, self._spec.param)})
-
-    def _tensors(self, sources: Sources) -> list[Tensor]:
-        names = ["weight"] if self._factor == "weight" else ["weight", self._factor]
-        param = self._spec.param
-        found = [sources.element(name, param, self.name) for name in names]
-        if is_sharded(param):
-            return [local_like(tensor, param) for tensor in found]  # the view is the parameter: `_is_cut` has checked
-        return [self._spec.view.like(tensor).data for tensor in found]
+        kept = method.kept(context).reshape(len(scopes), -1).amax(-1).tolist()
+        first, dim = scopes[0], scopes[0]._dim
+        weights, *others = zip(*([t.movedim(dim, -1) for t in own] for own in tensors), strict=True)
+        chosen = nm_select_many(weights, kept, first._m, *others).movedim(-1, dim + 1)
+        masks = united(chosen, first._spec.param)
+        return context.scope.gather({scope._spec: mask for scope, mask in zip(scopes, masks, strict=True)})
 
 
 def masked_scope(attachment: Attachment, criterion: Criterion, method: Method) -> MaskedScope:

@@ -63,18 +63,18 @@ def _checksums(masks: Mapping[str, Tensor]) -> Tensor:
     return torch.tensor([zlib.crc32(part.numpy().data) for part in parts], dtype=torch.int64, device=flat.device)
 
 
-def united(mask: Tensor, param: Tensor) -> Tensor:
-    """Return the mask of a whole parameter from the mask that each process chose for its shard.
+def united(masks: Tensor, param: Tensor) -> Tensor:
+    """Return the masks of whole parameters that lie alike from the masks that each process chose for its shards.
 
     Args:
-        mask: one entry for each weight that this process holds.
-        param: the parameter. Bits are summed over the mesh dimensions that shard it; each is set by one process.
+        masks: `(parameters, *shard)`, one entry for each weight that this process holds.
+        param: the first of them. Bits are summed over the mesh dimensions that shard it; each is set by one process.
     """
     if not is_sharded(param):
-        return mask
-    whole = mask.new_zeros(param.shape)
-    whole[tuple(slice(*bounds) for bounds in local_part(param)[1])] = mask
+        return masks
+    whole = masks.new_zeros(len(masks), *param.shape)
+    whole[(slice(None), *(slice(*bounds) for bounds in local_part(param)[1]))] = masks
     bits = pack(whole)
     for dim in sharding_dims(param):
         dist.all_reduce(bits, group=cast(Any, param).device_mesh.get_group(dim))
-    return unpack(bits, param.shape)
+    return unpack(bits, whole.shape)

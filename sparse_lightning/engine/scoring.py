@@ -31,13 +31,15 @@ class Scores:
         criterion: for each scored scope, by name, gathered by scope.
         growth: the same by the growth criterion of the method; empty without one.
         size_exponent: of the criterion.
-        sources: the inputs that scores were computed from, for scopes that are scored when they are chosen.
+        sources: the inputs that scores were computed from.
+        later: for each scope, by name, the tensors that it is scored by when it is chosen; none if it is scored here.
     """
 
     criterion: dict[str, Tensor]
     growth: dict[str, Tensor]
     size_exponent: float
     sources: Sources
+    later: dict[str, list[Tensor]]
 
 
 class Scoring:
@@ -162,14 +164,18 @@ class Scoring:
         if self._compensating is not None:
             self._compensating.at_step(step)
 
-    def compensate(self, masks: Mapping[str, Tensor], prunes: bool) -> None:
-        """Change the weights that new masks keep, if they prune blocks, before these are zeroed.
+    @property
+    def compensates(self) -> bool:
+        """Whether kept weights may be changed before others are pruned."""
+        return self._compensating is not None
+
+    def compensate(self, masks: Mapping[str, Tensor]) -> None:
+        """Change the weights that new masks keep, before the blocks that they prune are zeroed.
 
         Args:
             masks: by name of their block, the same on all ranks.
-            prunes: whether they prune a block that was not pruned before.
         """
-        if self._compensating is not None and prunes:
+        if self._compensating is not None:
             self._compensating.before_pruning(masks)
 
     def _sources(self, step: int, target: float, masks: Mapping[str, Tensor]) -> Sources:
@@ -203,7 +209,9 @@ class Scoring:
         sources = self._sources(step, target, masks)
         proposals = [scorer.propose(sources) for scorer in self._scorers()]
         broken = [name for proposal in proposals for name in self._not_finite(proposal)]
-        broken += [scope.name for scope in self._scopes if not scope.is_finite(sources)]
+        # Read once: input norms are summed over ranks.
+        later = {scope.name: scope.scored_later(sources) for scope in self._scopes}
+        broken += _not_finite_in(later)
         if check_masks(masks, bool(broken)):
             _warn_postponed(broken, "have scores that are not finite", step)
             return None
@@ -211,7 +219,7 @@ class Scoring:
             scorer.commit(proposal)
         by_criterion, *by_growth = [proposal.scores for proposal in proposals]
         exponent = self._scorer.criterion.size_exponent
-        return Scores(by_criterion, by_growth[0] if by_growth else {}, exponent, sources)
+        return Scores(by_criterion, by_growth[0] if by_growth else {}, exponent, sources, later)
 
     def first_mask(self, scores: Scores) -> Scores:
         """Return scores by the criterion of the first mask, where the method has one."""
@@ -222,7 +230,7 @@ class Scoring:
 
     def _not_finite(self, proposal: Proposal) -> list[str]:
         """Return the names of blocks with scores that are not finite, with one device synchronisation if all are."""
-        if not proposal.scores or all_finite({"scores": proposal.values}):
+        if not proposal.scores or all_finite([proposal.values]):
             return []
         scored = [scope for scope in self._scopes if scope.name in proposal.scores]
         named = [scope.named(~proposal.scores[scope.name].isfinite()) for scope in scored]
@@ -276,6 +284,13 @@ class Scoring:
                     "model and patterns"
                 )
             self._norms.load_squares({by_name[n]: s.to(by_name[n].device) for n, s in state["input_norms"].items()})
+
+
+def _not_finite_in(named: Mapping[str, Sequence[Tensor]]) -> list[str]:
+    """Return the names of tensors that are not finite, with one device synchronisation if all are."""
+    if all_finite([tensor for tensors in named.values() for tensor in tensors]):
+        return []
+    return [name for name, tensors in named.items() if not all_finite(tensors)]
 
 
 def _holds_any(optimizer: Optimizer, params: Sequence[Tensor]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -168,7 +168,7 @@ class Scorer:
         ):
             return
         news = [self._new_state(run, *self._parts[0])] if len(self._parts) == 1 else []
-        finite = torch.stack([all_finite(new) for new in news or self._new_states(run)]).all()
+        finite = torch.stack([all_finite(new.values()) for new in news or self._new_states(run)]).all()
         is_known = self._device.type == "cpu" and bool(finite)  # nothing has to wait for a CPU
         for (_, places), new in zip(self._parts, news or self._new_states(run), strict=True):
             for name, values in new.items():
@@ -342,7 +342,13 @@ def _alike_specs(stack: ScopeStack) -> Iterator[list[BlockSpec]]:
     yield from (list(specs) for specs in zip(*listed, strict=True))
 
 
-def all_finite(state: Mapping[str, Tensor]) -> Tensor:
-    """Return whether all values are finite, as a tensor on their device; each is read once."""
-    ends = [end.double() for values in state.values() if values.numel() for end in torch.aminmax(values)]
-    return torch.stack(ends).isfinite().all() if ends else torch.tensor(True)
+def all_finite(tensors: Iterable[Tensor]) -> Tensor:
+    """Return whether all values are finite, as a tensor on the device of the first; each is read once."""
+    ends = [end for values in tensors if values.numel() for end in torch.aminmax(_distinct(values))]
+    return torch.stack([end.to(ends[0].device) for end in ends]).isfinite().all() if ends else torch.tensor(True)
+
+
+def _distinct(values: Tensor) -> Tensor:
+    """Return a tensor without the repetitions of dimensions that were expanded."""
+    stride = values.stride()
+    return values[tuple(slice(None if s else 1) for s in stride)] if 0 in stride else values
