@@ -67,9 +67,8 @@ class InputNorms(Mapping[Tensor, Tensor]):
         squares = x.square().sum([d for d in range(x.ndim) if d != feature])
         if is_sharded(x):
             self._copies = max(self._copies, x.device_mesh.size())
-        ones = torch.full((1,), x.numel() // max(1, x.shape[feature]), dtype=squares.dtype, device=squares.device)
         for param in self._own[layer]:
-            found = ones if param.ndim == 1 else squares
+            found = squares if param.ndim > 1 else _ones(x.numel() // max(1, x.shape[feature]), squares)
             seen = self.squares.get(param)
             self.squares[param] = found if seen is None else seen + found
 
@@ -143,6 +142,11 @@ class TrainingInputNorms(InputNorms):
         if self._handles:
             recompile()
         super().close()
+
+
+def _ones(number: int, like: Tensor) -> Tensor:
+    """Return the sum of squares of the input of a bias."""
+    return torch.full((1,), number, dtype=like.dtype, device=like.device)
 
 
 def _whole(squares: Tensor | None) -> Tensor | None:
