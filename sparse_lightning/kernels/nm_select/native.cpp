@@ -70,6 +70,20 @@ void multiply(const char* elements, int64_t step, Score* __restrict scores, int6
     each(count, step, [=](int64_t i, int64_t at) { scores[i] *= magnitude<Score>(from[at]); });
 }
 
+// The bits of a score, read as an integer, are in the order of the scores; −1 ranks NaN below all.
+template <typename Key, typename Score>
+Key key_of(Score score) {
+    const Key bits = bits_of<Key>(score) & std::numeric_limits<Key>::max();
+    return bits > bits_of<Key>(std::numeric_limits<Score>::infinity()) ? Key(-1) : bits;
+}
+
+// Without a factor, keys are made of the weights as they are read.
+template <typename Element, typename Score, typename Key>
+void load_keys(const char* elements, int64_t step, Key* __restrict keys, int64_t count) {
+    const auto* from = reinterpret_cast<const Element*>(elements);
+    each(count, step, [=](int64_t i, int64_t at) { keys[i] = key_of<Key>(magnitude<Score>(from[at])); });
+}
+
 // Work space of a thread. Key d places before or after element i is of the same group where same[m - 1 ± d][i] is 1.
 template <typename Score, typename Key>
 struct Scratch {
@@ -87,15 +101,12 @@ struct Scratch {
             }
     }
 
-    // The bits of a score, read as an integer, are in the order of the scores; −1 ranks NaN below all.
+    Key* first_key() { return keys.data() + m; }
+
     void make_keys(int64_t count) {
-        const Key infinity = bits_of<Key>(std::numeric_limits<Score>::infinity());
         const Score* __restrict from = scores.data();
-        Key* __restrict key = keys.data() + m;
-        for (int64_t i = 0; i < count; i++) {
-            const Key bits = bits_of<Key>(from[i]) & std::numeric_limits<Key>::max();
-            key[i] = bits > infinity ? Key(-1) : bits;
-        }
+        Key* __restrict key = first_key();
+        for (int64_t i = 0; i < count; i++) key[i] = key_of<Key>(from[i]);
     }
 
     // How many of its group rank before each key: larger ones, and equal ones with a lower index.
@@ -143,14 +154,21 @@ struct Rows {
     }
 };
 
-template <typename Score>
-using Read = void (*)(const char*, int64_t, Score* __restrict, int64_t);
+template <typename Value>
+using Read = void (*)(const char*, int64_t, Value* __restrict, int64_t);
 
 enum Type { HALF, BFLOAT16, FLOAT, DOUBLE };
 
 template <typename Score>
 Read<Score> loader(int type) {
     return type == HALF ? load<Half, Score> : type == BFLOAT16 ? load<BFloat16, Score> : load<Score, Score>;
+}
+
+template <typename Score, typename Key>
+Read<Key> key_loader(int type) {
+    return type == HALF       ? load_keys<Half, Score, Key>
+           : type == BFLOAT16 ? load_keys<BFloat16, Score, Key>
+                              : load_keys<Score, Score, Key>;
 }
 
 template <typename Score>
@@ -170,6 +188,7 @@ void select(int64_t tensors, char* const* weights, int type, const char* const* 
     const Rows weight{dims, sizes, strides, width_of(type)}, mask{dims, sizes, strides + dims, 1},
         other{dims, sizes, strides + 2 * dims, width_of(other_type)};
     const Read<Score> read = loader<Score>(type), times = multiplier<Score>(other_type);
+    const Read<Key> read_keys = key_loader<Score, Key>(type);
     const int64_t length = sizes[dims - 1];
     int64_t rows = 1;
     for (int64_t d = 0; d < dims - 1; d++) rows *= sizes[d];
@@ -182,9 +201,13 @@ void select(int64_t tensors, char* const* weights, int type, const char* const* 
             const int64_t tensor = i / (rows * pieces), row = i / pieces % rows, start = i % pieces * scratch.length;
             const int64_t count = std::min(scratch.length, length - start);
             char* const here = weights[tensor] + weight.offset(row, start);
-            read(here, weight.step(), scratch.scores.data(), count);
-            if (others) times(others[tensor] + other.offset(row, start), other.step(), scratch.scores.data(), count);
-            scratch.make_keys(count);
+            if (others) {
+                read(here, weight.step(), scratch.scores.data(), count);
+                times(others[tensor] + other.offset(row, start), other.step(), scratch.scores.data(), count);
+                scratch.make_keys(count);
+            } else {
+                read_keys(here, weight.step(), scratch.first_key(), count);
+            }
             scratch.rank_keys(count);
             scratch.write(reinterpret_cast<Bits*>(here), weight.step(),
                           masks + tensor * rows * length + mask.offset(row, start), mask.step(), count,
