@@ -279,14 +279,14 @@ def test_fill_by_a_table(place, dtype):
         assert torch.equal(storage.view(torch.uint8), wanted.view(torch.uint8))
 
 
-MANY = 20 if is_interpreted() else 50
-"""Parameters of a step: in the interpreter, which is slow, no more than any two of their properties need to meet."""
+MANY = [20, pytest.param(50, marks=pytest.mark.exhaustive if is_interpreted() else ())]
+"""Parameters of a step: in the interpreter, which is slow, first as few as any two of their properties need to meet."""
 
 
-def many_parameters():
+def many_parameters(count):
     """Parameters of mixed dtypes and strides, blocks of mixed shapes, and a shard of some of them."""
     torch.manual_seed(0)
-    for i in range(MANY):
+    for i in range(count):
         weight = torch.rand(16, 8 * (i % 4 + 1), device=case_device()).add(1).to(DTYPES[i % 3])
         weight = [weight, weight.t().contiguous().t(), torch.stack([weight, weight], -1)[..., 0]][i % 3]
         spec = BlockSpec(weight, [(4, 4), (1, 1), (3, 5), (1, -1)][i % 4], edge="partial")
@@ -298,10 +298,11 @@ def many_parameters():
             yield local, spec, spec.part_of_box(local, box)
 
 
-def test_all_parameters_of_a_step_take_one_launch(monkeypatch):
+@pytest.mark.parametrize("count", MANY)
+def test_all_parameters_of_a_step_take_one_launch(count, monkeypatch):
     from sparse_lightning.kernels.block_fill import triton
 
-    tensors, specs, parts = zip(*many_parameters(), strict=True)
+    tensors, specs, parts = zip(*many_parameters(count), strict=True)
     windows, start = [], 0
     for i, (spec, part) in enumerate(zip(specs, parts, strict=True)):
         windows += part.fill_windows(i, Layout(spec.grid_shape, None, start))
@@ -314,7 +315,7 @@ def test_all_parameters_of_a_step_take_one_launch(monkeypatch):
     counted = CountedLaunches(triton._fill)
     monkeypatch.setattr(triton, "_fill", counted)
     table = triton.TritonFill(windows, [t.element_size() for t in tensors], torch.device(case_device()))
-    for step in range(2):
+    for step in range(3):
         for tensor, full in zip(tensors, before, strict=True):
             tensor.copy_(full)
         table.fill([t.data_ptr() for t in tensors], mask)
@@ -322,7 +323,8 @@ def test_all_parameters_of_a_step_take_one_launch(monkeypatch):
         assert all(same(tensor, after) for tensor, after in zip(tensors, wanted, strict=True))
 
 
-def test_the_engine_launches_once_for_each_step(monkeypatch):
+@pytest.mark.parametrize("count", [6, pytest.param(50, marks=pytest.mark.exhaustive if is_interpreted() else ())])
+def test_the_engine_launches_once_for_each_step(count, monkeypatch):
     from sparse_lightning.kernels import block_fill
     from sparse_lightning.kernels.block_fill import triton
 
@@ -332,7 +334,7 @@ def test_the_engine_launches_once_for_each_step(monkeypatch):
         monkeypatch.setattr(block_fill.native, "NativeFill", on_cpu)
     counted = CountedLaunches(triton._fill)
     monkeypatch.setattr(triton, "_fill", counted)
-    net = torch.nn.ModuleList([torch.nn.Linear(8 * (i % 3 + 1), 16) for i in range(6)]).to(case_device())
+    net = torch.nn.ModuleList([torch.nn.Linear(8 * (i % 3 + 1), 16) for i in range(count)]).to(case_device())
     net[::2].to(torch.bfloat16)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     sparsifier = Sparsifier([Blocks("*.weight", (4, 4))], Constant(0.5, end=0), update_every=1)
