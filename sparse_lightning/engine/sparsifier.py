@@ -51,7 +51,7 @@ class Sparsifier:
         observe_every: the optimizer steps between two runs of a criterion that keeps state, such as a moving average:
             it observes gradients at this rhythm, and masks change at updates only. None observes gradients every step
             for a sum over the steps, as `Movement` is, the last steps up to each update for a moving average, which
-            has forgotten earlier ones, and updates only if the criterion reads none.
+            starts anew after steps that are passed over, and updates only if the criterion reads none.
         masks: what is pruned from the start: masks by name, as the attribute `masks` has them, or "from weights" for
             the blocks that are zero in a pruned model. None starts dense. A state that is loaded comes first.
         compensation: changes the kept weights at each update that prunes, such as `Refit()`; None for no change.
