@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from sparse_lightning.blocks.sparse_block import SparseBlock
+from sparse_lightning.compat.plain_names import plain_name
 from sparse_lightning.graph.families import Family
 from sparse_lightning.layout import Layout
 from sparse_lightning.patterns.coupled import Piece, couple
 from sparse_lightning.patterns.families import Coupled
-from sparse_lightning.patterns.names import plain_name
 
 
 def family_block(family: Family) -> SparseBlock:

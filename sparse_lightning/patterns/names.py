@@ -11,31 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from sparse_lightning.compat.plain_names import plain_name
 from sparse_lightning.errors import PatternError, did_you_mean
 from sparse_lightning.layout import Layout
 from sparse_lightning.layout.crossing import meet, units_cross
 from sparse_lightning.patterns.parametrized import Parametrized
 
-_WRAPPERS = re.compile(
-    r"(?:^|(?<=\.))"
-    r"(?:_orig_mod|base_layer|base_model\.model|_checkpoint_wrapped_module|_fsdp_wrapped_module|_forward_module"
-    r"|modules_to_save\.[^.]+)"
-    r"(?:\.|$)"
-)
 _WILDCARD = re.compile(r"(\*+|\?|\[!?\]?[^\]]*\])")
 _HIDDEN = re.compile(r"(?:^|\.)(lora_|original_module\.)")
 """What PEFT adds, and the frozen modules of which it trains a copy: names that only a glob with this text matches."""
-
-
-def plain_name(name: str) -> str:
-    """Remove the prefixes that torch.compile, PEFT, activation checkpointing, FSDP and Fabric add to a name.
-
-    Example:
-        >>> plain_name("_orig_mod.layers.0.up.base_layer.weight")
-        'layers.0.up.weight'
-    """
-    shorter = _WRAPPERS.sub("", name).rstrip(".")
-    return shorter if shorter == name else plain_name(shorter)
 
 
 def matches(pattern: str, name: str) -> bool:
