@@ -8,12 +8,14 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from sparse_lightning import (
     NM,
     Blocks,
     Constant,
+    Coupled,
     Cubic,
     Heads,
     Magnitude,
@@ -21,12 +23,19 @@ from sparse_lightning import (
     PatternError,
     Refit,
     Sparsifier,
+    compact,
+    couplings,
     prune,
 )
 from sparse_lightning.patterns import resolve
+from sparse_lightning.patterns.names import plain_name
 
-# PEFT notices by itself which layers have their inputs first.
-pytestmark = pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to")
+pytestmark = [
+    # PEFT notices by itself which layers have their inputs first.
+    pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to"),
+    # PEFT reads the former name of an attribute of transformers.
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
+]
 
 
 class Attention(nn.Module):
@@ -222,3 +231,169 @@ def test_adapters_of_others_are_factored_and_their_tiles_refused():
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
     with pytest.raises(PatternError, match=r"adapters of up\.weight cannot be masked: HandMade has no lora_variant"):
         Sparsifier([Blocks("up.weight", (4, 4))], Constant(0.5), Magnitude()).attach(model, optimizer)
+
+
+class Perceptron(nn.Module):
+    """Three layers: the weight in the middle belongs to units of both sides."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.middle, self.down = nn.Linear(16, 24), nn.Linear(24, 20), nn.Linear(20, 16)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.middle(torch.relu(self.up(x)))))
+
+
+def llama():
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 32}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
+
+
+LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TRACED = {
+    "perceptron": (Perceptron, ["up", "middle", "down"], (torch.randn(2, 16),)),
+    "llama": (llama, LLAMA, {"input_ids": torch.arange(10).reshape(2, 5)}),
+}
+
+
+def base_slices(found):
+    """The units of each family, with its slices of weights that are not those of adapters."""
+    return {each.name: (each.units, [s for s in map(str, each.slices) if "lora_" not in s]) for each in found}
+
+
+@pytest.mark.parametrize("kind", TRACED)
+def test_the_families_of_a_model_with_adapters_are_those_of_the_plain_one(kind):
+    make, targets, inputs = TRACED[kind]
+    plain = couplings(make(), inputs)
+    found = couplings(adapted(make(), target_modules=targets), inputs)
+    assert base_slices(found) == base_slices(plain)
+    assert all("lora_" in str(each.slices) for each in found), "adapters belong to the units of their layers"
+    assert "base_" not in str(found)
+    assert "adapter in" in str(found)
+    assert "its rank is not a unit of the model" in str(found)
+    found.verify()
+
+
+def test_coupled_units_have_the_elements_of_the_hand_written_patterns_with_adapters():
+    wrapped = adapted(llama(), target_modules=LLAMA)
+    written = [Heads("*.self_attn"), Neurons("*.up_proj", "*.down_proj", gate="*.gate_proj")]
+    assert elements(wrapped, [Coupled(inputs=TRACED["llama"][2])]) == elements(wrapped, written)
+
+
+def elements(model, patterns):
+    """The elements of each unit, as names of parameters with offsets."""
+    names = {id(param): name for name, param in model.named_parameters()}
+    units = []
+    for found in resolve(patterns, model):
+        [block] = found.scope.blocks()
+        parts = [(names[id(s.param)], s.view.layout.on(torch.arange(s.param.numel()))) for s in block.blocks()]
+        for unit in range(found.scope.numblk_per_scope()):
+            units.append(frozenset((name, int(i)) for name, offsets in parts for i in offsets[unit].flatten()))
+    return set(units)
+
+
+def steps(model, sparsifier, inputs, count):
+    """Train the adapters for some steps."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.5)
+    sparsifier.attach(model, optimizer, 6)
+    for _ in range(count):
+        step(model, sparsifier, inputs, optimizer)
+    return optimizer
+
+
+def step(model, sparsifier, inputs, optimizer):
+    logits(model, inputs).square().mean().backward()
+    sparsifier.before_step()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def logits(model, inputs):
+    made = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    return getattr(made, "logits", made)
+
+
+@pytest.mark.parametrize("kind", TRACED)
+def test_coupled_units_of_a_merged_model_are_zero_and_compact_removes_them_also_after_a_resume(kind):
+    make, targets, inputs = TRACED[kind]
+    patterns = [Coupled(inputs=inputs)]
+    whole, resumed = (Sparsifier(patterns, Cubic(0.5, begin=0, end=4), Magnitude(), update_every=2) for _ in range(2))
+    wrapped = adapted(make(), target_modules=targets)
+    again = copy.deepcopy(wrapped)
+    optimizer = steps(wrapped, whole, inputs, 3)
+    again.load_state_dict(wrapped.state_dict())
+    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+    for _ in range(3):
+        step(wrapped, whole, inputs, optimizer)
+    steps(again, resumed, inputs, 3)
+    for name, value in wrapped.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), f"{name} differs after a resume"
+
+    pruned = pruned_weights(wrapped, patterns, whole.masks)
+    whole.detach()
+    trained = logits(wrapped.eval(), inputs).detach()
+    for name, mask in pruned.items():
+        assert mask.any()
+        assert not wrapped.get_parameter(name)[mask].any(), f"{name} is not zero where it is pruned"
+    merged = wrapped.merge_and_unload()
+    base = {plain_name(name): mask for name, mask in pruned.items() if "lora_" not in name}
+    assert {name.split(".")[-2] for name in base} == set(targets)
+    for name, mask in base.items():
+        assert not merged.get_parameter(name)[mask].any(), f"{name} of the merged model is not zero where it is pruned"
+    small = compact(merged, inputs)
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in merged.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(logits(merged, inputs), trained, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(logits(small, inputs), trained, rtol=1e-5, atol=1e-6)
+
+
+def test_masks_of_coupled_units_from_before_the_adapters_fit():
+    patterns = [Coupled("up *", inputs=TRACED["perceptron"][2])]
+    model = Perceptron()
+    masks = prune(model, patterns, 0.5, [], "magnitude", progress=False)
+    wrapped = adapted(model, target_modules=["up", "middle"])
+    sparsifier = Sparsifier(patterns, Constant(0.5), Magnitude(), masks=masks)
+    steps(wrapped, sparsifier, TRACED["perceptron"][2], 2)
+    sparsifier.detach()
+    mask = next(iter(masks.values())).flatten()
+    merged = wrapped.merge_and_unload()
+    assert not merged.up.weight[mask].any()
+    assert not merged.middle.weight[:, mask].any()
+
+
+def test_coupled_units_have_the_slices_of_adapters_that_are_not_active():
+    wrapped = adapted(Perceptron(), target_modules=["up"])
+    wrapped.add_adapter("other", LoraConfig(r=2, target_modules=["up", "middle"]))
+    found = resolve([Coupled(inputs=TRACED["perceptron"][2])], wrapped)
+    names = [{spec.name for spec in each.scope.blocks()[0].blocks() if "lora_" in spec.name} for each in found]
+    units = {"up.weight (lora_B default)", "up.weight (lora_B other)", "middle.weight (lora_A other)"}
+    assert names == [units, {"middle.weight (lora_B other)"}]
+
+
+class Embedded(nn.Module):
+    """Units that an embedding computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.down = nn.Embedding(9, 12), nn.Linear(12, 4)
+
+    def forward(self, ids):
+        return self.down(torch.relu(self.embed(ids)))
+
+
+def test_adapters_of_an_embedding_are_pruned_with_its_units():
+    wrapped = get_peft_model(Embedded(), LoraConfig(r=2, target_modules=["embed", "down"]))
+    nn.init.normal_(wrapped.base_model.model.embed.lora_embedding_A["default"])
+    ids = (torch.arange(8).reshape(2, 4),)
+    patterns = [Coupled(inputs=ids)]
+    assert [found.name for found in resolve(patterns, wrapped)] == [
+        found.name for found in resolve(patterns, Embedded())
+    ]
+    sparsifier = Sparsifier(patterns, Constant(0.5), Magnitude(), update_every=1)
+    steps(wrapped, sparsifier, ids, 3)
+    mask = next(iter(sparsifier.masks.values())).flatten()
+    sparsifier.detach()
+    merged = wrapped.merge_and_unload()
+    assert int(mask.sum()) == 6
+    assert not merged.embed.weight[:, mask].any()
+    assert not merged.down.weight[:, mask].any()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from sparse_lightning.compat.plain_names import plain_name
 from sparse_lightning.graph import rules
 from sparse_lightning.graph.atoms import Atoms, Ids
 from sparse_lightning.graph.call import RULES, Call, Result, Rule, operation_name, plain_sizes
@@ -176,7 +177,7 @@ def _first_names(model: torch.nn.Module) -> dict[str, str]:
 def _module_of(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values()]
-    return str(paths[-1]) if paths else ""
+    return plain_name(str(paths[-1])) if paths else ""
 
 
 def _tensors(made: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparse_lightning.compat.plain_names import plain_name
 from sparse_lightning.graph.families import Family, Refusal
 
 _MANY = 4
@@ -26,7 +27,7 @@ def _lines(items: object) -> str:
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
-    return ", ".join(names[:_MANY]) + more
+    return ", ".join(map(plain_name, names[:_MANY])) + more
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

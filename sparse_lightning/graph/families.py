@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
+from sparse_lightning.compat.plain_names import is_of_adapter, plain_name
 from sparse_lightning.graph.affine import affine_layouts
 from sparse_lightning.graph.analysis import Analysis
 from sparse_lightning.graph.atoms import Ids, Kind, Reason
-from sparse_lightning.graph.naming import possible_names, unique_names
+from sparse_lightning.graph.naming import Places, possible_names, unique_names
 from sparse_lightning.graph.solve import FREE, Solution
 from sparse_lightning.layout import Layout
 
@@ -54,7 +55,7 @@ class UnitSlices:
         """Show the slices of the first unit in the notation of indexing."""
         first = _first_unit(self.indices)
         places = [first if d == self.dim else ":" for d in range(len(self.shape))]
-        return f"{self.name}[{', '.join(places)}]"
+        return f"{plain_name(self.name)}[{', '.join(places)}]"
 
 
 def _first_unit(indices: Layout) -> str:
@@ -126,7 +127,7 @@ def find_families(analysis: Analysis, solution: Solution) -> tuple[list[Family],
     ndim = {name: analysis.tensors[name].ndim for name in analysis.parameters}
     families, names, refusals = [], [], []
     for group in _groups(analysis, solution):
-        possible = possible_names(group.kind, group.places, readers, ndim)
+        possible = possible_names(group.kind, *_plain(group.places, readers, ndim))
         made = _made(analysis, solution, possible[0], group, readers)
         if isinstance(made, Family):
             families.append(made)
@@ -134,6 +135,16 @@ def find_families(analysis: Analysis, solution: Solution) -> tuple[list[Family],
         elif made.reason.listed:
             refusals.append(made)
     return [replace(f, name=name) for f, name in zip(families, unique_names(names), strict=True)], refusals
+
+
+def _plain(
+    places: Places, readers: set[tuple[str, int]], ndim: Mapping[str, int]
+) -> tuple[Places, set[tuple[str, int]], dict[str, int]]:
+    """Return the slices of a family by plain names, without those of adapters: it is named as without PEFT."""
+    own = {place: ids for place, ids in places.items() if not is_of_adapter(place[0])} or places
+    named = {(plain_name(name), dim): ids for (name, dim), ids in own.items()}
+    read = {(plain_name(name), dim) for name, dim in own if (name, dim) in readers}
+    return named, read, {plain_name(name): ndim[name] for name, _ in own}
 
 
 def _readers(analysis: Analysis) -> set[tuple[str, int]]:
@@ -157,6 +168,8 @@ def _made(
     names = [parameter for parameter, _ in group.places]
     why = None if solution.reason[group.labels[0]] == FREE else solution.why(int(group.labels[0]))
     twice = next((n for n in names if names.count(n) > 1), None)
+    if why is None and all(map(is_of_adapter, names)):
+        why = Reason("adapter", name.rpartition(" (")[0], "its rank is not a unit of the model")
     if why is None and twice is not None:
         why = _layout_reason(twice, f"a unit is both a row and a column of {twice}, which share weights")
     slices: list[UnitSlices] = []

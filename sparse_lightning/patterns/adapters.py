@@ -180,18 +180,18 @@ def _extended_scope(scope: SparseScope, layers: Mapping[int, AdaptedLayer]) -> S
 
 
 def _extended(block: SparseBlock, layers: Mapping[int, AdaptedLayer]) -> SparseBlock:
-    """Return the coupling of blocks with those of their adapters; the block itself if there are none."""
-    specs, orders, readers = [], [], list(block.readers())
-    for spec in block.blocks():
-        layer = layers.get(id(spec.param))
-        added = [] if layer is None else layer.factors(spec)
-        specs += added
-        orders += [block.order_of(spec)] * len(added)
-        readers += added if spec in block.readers() else []
-    if not specs:
+    """Return the coupling of blocks with those of their adapters; the block itself if there are none.
+
+    Adapters follow their base weights: slices of them that a traced model has already are replaced.
+    """
+    factors = {spec: layers[id(spec.param)].factors(spec) for spec in block.blocks() if id(spec.param) in layers}
+    added = [(each, spec) for spec, made in factors.items() for each in made]
+    if not added:
         return block
-    orders = [*(block.order_of(spec) for spec in block.blocks()), *orders]
-    return BlockCoupling([*block.blocks(), *specs], orders, block.name, readers)
+    replaced = {id(each.param) for each, _ in added}
+    pairs = [*((spec, spec) for spec in block.blocks() if id(spec.param) not in replaced), *added]
+    readers = [each for each, source in pairs if source in block.readers()]
+    return BlockCoupling([each for each, _ in pairs], [block.order_of(of) for _, of in pairs], block.name, readers)
 
 
 def _touched(blocks: Iterable[SparseBlock], layers: Mapping[int, AdaptedLayer]) -> Iterator[AdaptedLayer]:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from sparse_lightning.compat.plain_names import is_of_adapter, plain_name
 from sparse_lightning.errors import CouplingError, PatternError
 from sparse_lightning.graph.couplings import Couplings, couplings
 from sparse_lightning.graph.families import Family
 from sparse_lightning.graph.inputs import Inputs
 from sparse_lightning.layout import Layout
 from sparse_lightning.patterns.coupled import Piece, couple
-from sparse_lightning.patterns.names import Names, matches, nearest, plain_name
+from sparse_lightning.patterns.names import Names, matches, nearest
 from sparse_lightning.patterns.pattern import Attachment, Globs, Pattern, as_globs
 
 
@@ -21,7 +22,8 @@ class Coupled(Pattern):
     """Heads, neurons, channels and experts with all their slices, found by `couplings`: no names to spell.
 
     The model is traced once, in eval mode. Each family is one scope, and a unit of it one block. Families may cross in
-    a parameter: a weight is zero where a unit of any of its families is pruned.
+    a parameter: a weight is zero where a unit of any of its families is pruned. With LoRA, the families are those of
+    the model without it: adapters are pruned with the units of their layers, and their ranks are no units.
 
     Args:
         match: globs of families or of parameters; a family is taken if its name or one of its parameters matches.
@@ -62,7 +64,8 @@ class Coupled(Pattern):
         return [self._attach(names, family) for family in taken]
 
     def _takes(self, family: Family) -> bool:
-        texts = [family.name, *map(plain_name, family.parameters())]
+        own = [name for name in family.parameters() if not is_of_adapter(name)]
+        texts = [family.name, *map(plain_name, own), *own]
         excluded = () if self.exclude is None else as_globs(self.exclude)
         return _any_matches(as_globs(self.match), texts) and not _any_matches(excluded, texts)
 
@@ -76,7 +79,8 @@ class Coupled(Pattern):
     def _attach(self, names: Names, family: Family) -> Attachment:
         pieces = []
         for part in family.slices:
-            name = plain_name(part.name)
+            # Two parameters with the same plain name keep their full names.
+            name = part.name if part.name in names.parameters else plain_name(part.name)
             parameter = names.parameters[name]
             pieces.append(Piece(name, parameter, part.layout(Layout.of(parameter)), part.reads))
         return couple(self, family.name, pieces)
