@@ -23,7 +23,7 @@ class Coupled(Pattern):
 
     The model is traced once, in eval mode. Each family is one scope, and a unit of it one block. Families may cross in
     a parameter: a weight is zero where a unit of any of its families is pruned. With LoRA, the families are those of
-    the model without it: adapters are pruned with the units of their layers, and their ranks are no units.
+    the model without it: adapters are pruned with the units of their layers, and their ranks are not units.
 
     Args:
         match: globs of families or of parameters; a family is taken if its name or one of its parameters matches.
