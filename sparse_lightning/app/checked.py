@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from sparse_lightning.app.check import check
 from sparse_lightning.app.compose import Composed, compose, expanded, search_path
+from sparse_lightning.app.ended import LIMITS, EndedRun
 from sparse_lightning.app.folders import fresh, last_run, resumed_folder
 from sparse_lightning.app.hydra_settings import check_hydra
 from sparse_lightning.app.paths import check_read
@@ -49,13 +50,18 @@ class CheckedRuns:
         if self.is_sweep:
             raise ConfigError("ckpt_path: a sweep cannot be resumed: remove ckpt_path or -m")
         last = resumed_folder(folder) if is_given else last_run(folder.parent)
-        longer = any(line.startswith("trainer.max_") for line in self.typed.overrides)
-        if (last / "results.json").is_file() and not longer and not self.main.config.export:
-            raise ConfigError(
-                f"ckpt_path: the newest run, {last}, has ended: raise trainer.max_epochs to train longer, or "
-                "choose what to export, such as export=compact"
-            )
+        self._check_resumed(last)
         return last
+
+    def _check_resumed(self, folder: Path) -> None:
+        """Raise `ConfigError` for a run that has ended, unless it is exported as it is, or trained longer.
+
+        The limit of a recipe does not mean that a run which was given a lower one is to be trained longer: type it.
+        """
+        run, config = EndedRun.of(folder), self.main.plain(folder.absolute())
+        is_typed = any(self.typed.sets(f"trainer.{name}") for name in LIMITS)
+        if run is not None and not (run.goes_on(config) and (is_typed or not run.is_complete)):
+            run.check_export(config)
 
     def folder_of(self, number: int, folder: Path) -> Path:
         """Return the folder of a run, absolute as Hydra names it, inside of the folder of all runs."""

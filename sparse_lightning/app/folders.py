@@ -71,6 +71,11 @@ def last_checkpoint(folder: Path) -> Path | None:
     return found
 
 
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint in a folder that is whole; None for none."""
+    return _newest(folder, "*.ckpt")[0]
+
+
 def _newest(folder: Path, glob: str) -> tuple[Path | None, list[Path]]:
     """Return the newest whole checkpoint below a folder, and the newer ones that are not whole."""
     passed: list[Path] = []

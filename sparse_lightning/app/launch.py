@@ -24,6 +24,7 @@ from omegaconf import DictConfig
 
 from sparse_lightning.app import catalog
 from sparse_lightning.app.checked import check_runs
+from sparse_lightning.app.ended import kept_record
 from sparse_lightning.app.folders import make_folder
 from sparse_lightning.app.job import Job
 from sparse_lightning.app.rank_zero import is_rank_zero
@@ -54,7 +55,7 @@ def launch(arguments: list[str]) -> None:
     mode = ["--multirun"] if checked.is_sweep else []
     if is_rank_zero():
         make_folder(prepared.folder)
-    with together(prepared.folder):
+    with together(prepared.folder), kept_record(prepared.folder):
         job = Job(checked.typed, prepared.take)
         _run_hydra([*mode, *extra, *overrides, *prepared.overrides()], job)
     if checked.is_sweep and is_rank_zero():

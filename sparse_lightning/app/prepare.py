@@ -39,11 +39,16 @@ class PreparedRuns:
         return waiting.pop(0) if waiting else None
 
     def overrides(self) -> list[str]:
-        """Return overrides for Hydra: the folder, and that ranks other than 0 write none of its files."""
+        """Return overrides for Hydra: the folder, and that ranks other than 0, and exports, write none of its files."""
         path = str(self.folder).replace("\\", "\\\\").replace("'", "\\'")
         folder = f"hydra.{'sweep' if self.is_sweep else 'run'}.dir='{path}'"
-        quiet = ["hydra.output_subdir=null", "hydra.hydra_logging.root.level=ERROR", f"hydra.job.name=run_{self.rank}"]
-        return [folder, *quiet] if self.rank else [folder]
+        quiet = ["hydra.hydra_logging.root.level=ERROR", f"hydra.job.name=run_{self.rank}"] if self.rank else []
+        silent = ["hydra.output_subdir=null"] if self.rank or self._keeps_record() else []
+        return [folder, *quiet, *silent]
+
+    def _keeps_record(self) -> bool:
+        """Whether the run is only exported, so that Hydra's files stay those of its training."""
+        return any(run.exports_only for runs in self._waiting.values() for run in runs)
 
 
 def prepare_runs(checked: CheckedRuns) -> PreparedRuns:

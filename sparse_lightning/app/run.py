@@ -14,9 +14,10 @@ import torch
 import yaml
 
 from sparse_lightning.app.check import check
+from sparse_lightning.app.ended import EndedRun, kept_record
 from sparse_lightning.app.factory import Factory
 from sparse_lightning.app.fit import Fit
-from sparse_lightning.app.folders import last_checkpoint
+from sparse_lightning.app.folders import last_checkpoint, newest_checkpoint
 from sparse_lightning.app.paths import check_written
 from sparse_lightning.app.rank_zero import is_rank_zero
 from sparse_lightning.app.shards import check_checkpoint, check_model, check_word
@@ -50,7 +51,8 @@ def run(config: dict[str, Any], trusted: Iterable[str] = ()) -> RunResult:
     """
     prefixes = tuple(trusted)
     check(config, prefixes)
-    return PreparedRun(config, prefixes).train()
+    with kept_record(Path(config["folder"])):
+        return PreparedRun(config, prefixes).train()
 
 
 class PreparedRun:
@@ -102,9 +104,10 @@ class PreparedRun:
         """Train the dense baseline, if requested, and the sparse model; write all files."""
         folder = Path(self.config["folder"])
         model, data, ckpt_path = self.build()
-        ended = self._ended_run(folder, ckpt_path)
-        if self._exporter is not None and ckpt_path is not None and ended is not None:
-            return self._export_ended(ended, folder, model, ckpt_path)
+        ended = self._ended_run(ckpt_path)
+        if ckpt_path is not None and ended is not None and not ended.goes_on(self.config):
+            ended.check_export(self.config)
+            return self._export_ended(ended.folder, folder, model, ckpt_path)
         logger = self._factory.logger() if self._logger is None else self._logger
         if is_rank_zero():
             folder.mkdir(parents=True, exist_ok=True)
@@ -124,21 +127,21 @@ class PreparedRun:
                 add_export(folder, path)
                 write_page(folder)
 
-    def _ended_run(self, folder: Path, ckpt_path: Path | str | None) -> Path | None:
-        """Return the folder of the run that has ended with a checkpoint: this one, or that of the path; or None."""
-        if ckpt_path is None or self.config["ckpt_path"] == "last":
-            return folder if self._has_ended(folder) else None
-        source = Path(ckpt_path).resolve().parent.parent
-        is_last = last_checkpoint(source / "checkpoints") == source / "checkpoints" / Path(ckpt_path).name
-        return source if is_last and self._has_ended(source) else None
+    @property
+    def exports_only(self) -> bool:
+        """Whether the run in this folder has ended, and is exported as it is."""
+        ended = EndedRun.of(Path(self.config["folder"])) if self.config["ckpt_path"] == "last" else None
+        return ended is not None and not ended.goes_on(self.config)
 
-    def _has_ended(self, folder: Path) -> bool:
-        """Whether a folder is that of a run that has ended, and was trained for as long as this one requests."""
-        config = folder / "config.yaml"
-        if not (folder / "results.json").is_file() or not config.is_file():
-            return False
-        before = yaml.safe_load(config.read_text("utf-8")).get("trainer", {})
-        return all(before.get(name) == self.config["trainer"].get(name) for name in ("max_epochs", "max_steps"))
+    def _ended_run(self, ckpt_path: Path | str | None) -> EndedRun | None:
+        """Return the run that has ended with a checkpoint, in this folder or in that of the path; None for none."""
+        if self.config["ckpt_path"] == "last":
+            return EndedRun.of(Path(self.config["folder"]))
+        if ckpt_path is None:
+            return None
+        source = Path(ckpt_path).resolve().parent.parent
+        is_last = newest_checkpoint(source / "checkpoints") == source / "checkpoints" / Path(ckpt_path).name
+        return EndedRun.of(source) if is_last else None
 
     def _export_ended(self, ended: Path, folder: Path, model: L.LightningModule, ckpt_path: Path | str) -> RunResult:
         """Export a run that has ended, without training; another folder gets the files of its report."""

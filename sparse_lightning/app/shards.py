@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
+from sparse_lightning.callbacks import SparsityCallback
 from sparse_lightning.callbacks.strategy import Sharded
 from sparse_lightning.errors import CheckpointError, ConfigError, SparseLightningError, UntrustedError
 from sparse_lightning.models.sharding import Shardable
@@ -73,6 +74,9 @@ def check_checkpoint(trainer: L.Trainer, model: L.LightningModule, path: Path | 
         raise ConfigError(f"ckpt_path: {path} is not a checkpoint, or is truncated: use another one") from error
     if not in_shards and not is_overridden("on_load_checkpoint", model):
         _check_weights(saved.get("state_dict", {}), model, path)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, SparsityCallback):
+            callback.check_saved(trainer, saved)
 
 
 def _check_weights(saved: Mapping[str, Tensor], model: L.LightningModule, path: Path | str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
@@ -216,10 +217,15 @@ class SparsityCallback(L.Callback):
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Raise a `CheckpointError` if a run is resumed from a checkpoint with masks for other patterns only."""
+        if trainer.state.fn == "fit":
+            self.check_saved(trainer, checkpoint)
+
+    def check_saved(self, trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
+        """Raise a `CheckpointError` if a checkpoint has masks for other patterns only."""
         kind = self.state_key.partition("{")[0]
         saved = {key for key in checkpoint.get("callbacks", {}) if key.startswith(f"{kind}{{")}
         ours = {callback.state_key for callback in self._ours(trainer)}
-        if trainer.state.fn == "fit" and self.state_key not in saved and saved - ours:
+        if self.state_key not in saved and saved - ours:
             raise CheckpointError(
                 f"the checkpoint has masks of {', '.join(sorted(saved - ours))}, but this callback is "
                 f"{self.state_key}: resume with the same patterns; or load the weights only, and pass "

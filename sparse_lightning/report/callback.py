@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 
 from sparse_lightning.errors import SparseLightningError
-from sparse_lightning.report.files import write_report
+from sparse_lightning.report.files import recorded_metrics, write_report
 from sparse_lightning.report.footprint import footprint
 from sparse_lightning.report.history import History
 from sparse_lightning.report.outcome import Outcome
@@ -66,7 +66,9 @@ class Report(History):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the report; the Sparsifier is still attached."""
         self.outcome = Outcome.of(attached_sparsifiers(trainer))
-        self.results = {"dense": self.dense, "sparse": logged_metrics(trainer)}
+        # A run that is resumed at its end trains nothing and logs nothing: its results are those that it wrote then.
+        sparse = logged_metrics(trainer) or recorded_metrics(self.folder, self.outcome.step)
+        self.results = {"dense": self.dense, "sparse": sparse}
         if trainer.is_global_zero:
             metric = getattr(pl_module, "metric", None)
             preferred = metric if isinstance(metric, str) else None

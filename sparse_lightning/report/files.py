@@ -62,8 +62,17 @@ def add_export(folder: Path, path: Path) -> None:
     file = folder / "results.json"
     if file.is_file() and path.is_file():
         numbers = json.loads(file.read_text("utf-8"))
-        numbers["exports"] = [{"file": path.name, "bytes": path.stat().st_size}]
+        others = [entry for entry in numbers.get("exports", []) if entry["file"] != path.name]
+        numbers["exports"] = [*others, {"file": path.name, "bytes": path.stat().st_size}]
         file.write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def recorded_metrics(folder: Path, step: int) -> dict[str, float]:
+    """Return the metrics of the sparse model that `results.json` has of the same step; empty if it has none."""
+    file = folder / "results.json"
+    numbers = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    found = numbers.get("sparse", {}) if numbers.get("step") == step else {}
+    return {name: math.nan if value is None else float(value) for name, value in found.items()}
 
 
 def _metadata(outcome: Outcome) -> dict[str, str]:
