@@ -16,7 +16,7 @@ import forked
 import pytest
 import torch
 
-from sparse_lightning.app import catalog, launch
+from sparse_lightning.app import catalog, launch, progress_lines
 from sparse_lightning.app.cli import answer, main
 from sparse_lightning.app.compose import compose
 from sparse_lightning.app.folders import fresh, last_checkpoint, last_run
@@ -186,6 +186,27 @@ def test_a_run_that_was_stopped_resumes(number, code, call, tmp_path):
     if code > 0:
         check_stopped(said)
     check_resumed(call, tmp_path)
+
+
+def test_a_log_file_tells_how_far_training_is_before_it_ends(tmp_path):
+    said = tmp_path / "said"
+    process = forked.start(call_main, tmp_path, *LONG, "trainer.enable_progress_bar=true", file=said)
+    until = time.monotonic() + 120
+    while not said.exists() or "sparse model: training from step 0 to 2000 epochs\n" not in said.read_text():
+        assert process.is_alive(), said.read_text()
+        assert time.monotonic() < until, said.read_text()
+        time.sleep(0.05)
+    process.kill()
+    process.join(60)
+
+
+def test_lines_tell_the_step_and_the_metrics_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress_lines, "INTERVAL", 0.0)
+    run(compose(["recipe=small", "trainer.enable_progress_bar=true"], OWN).plain(tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    for title in ("dense baseline", "sparse model"):
+        assert f"{title}: training from step 0 to 1 epochs" in lines
+        assert any(line.startswith(f"{title}: epoch 0, step 6: train_loss ") for line in lines)
 
 
 def check_stopped(said):

@@ -28,7 +28,7 @@ def test_a_run_says_what_is_gained_and_its_end_is_exported_again_without_trainin
     assert [family["units"] for family in numbers["families"]] == [32, 32]
     assert [family["left"] for family in numbers["families"]] == [len(loaded.first.bias), len(loaded.second.bias)]
     assert all(costs[kind]["ms"] > 0 for kind in ("dense", "sparse"))
-    for line in ("parameters", "bytes on disk", "ms per forward"):
+    for line in ("parameters", "bytes if exported", "ms per forward"):
         assert f"\n{line} " in made.table
 
     checkpoint = tmp_path / "checkpoints" / "last.ckpt"

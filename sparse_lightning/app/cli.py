@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from types import FrameType
 
 from sparse_lightning import __version__
@@ -24,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0":
         # Local rank 0 handles Ctrl-C, and stops the other ranks between two steps.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a log file shows what a run has printed so far
     try:
         code = answer(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from sparse_lightning.app.factory import Factory
 from sparse_lightning.app.processes import watch
+from sparse_lightning.app.progress_lines import progress_lines
 from sparse_lightning.callbacks.checkpoint import SparseModelCheckpoint
 from sparse_lightning.callbacks.interruption import Interruption
 from sparse_lightning.callbacks.saving import save, write_whole
@@ -27,11 +28,12 @@ class Fit:
 
     Args:
         factory: builds the trainer.
+        title: what is trained, for lines of a log.
         callbacks: of this fit, beside those of the configuration.
         ranks: keep the best state at the final sparsity too, if the configuration has a metric to rank by.
     """
 
-    def __init__(self, factory: Factory, callbacks: Sequence[L.Callback] = (), ranks: bool = False) -> None:
+    def __init__(self, factory: Factory, title: str, callbacks: Sequence[L.Callback] = (), ranks: bool = False) -> None:
         every, monitor = factory.config["checkpoint_every"], factory.config["monitor"]
         self._checkpoints = [ModelCheckpoint(filename="{step}", every_n_train_steps=every, save_last="link")]
         if ranks and monitor is not None:
@@ -39,7 +41,8 @@ class Fit:
             self._checkpoints.append(SparseModelCheckpoint(filename="best", monitor=monitor, mode=mode))
         self._interruption = Interruption()
         self._seed = factory.seed
-        self.trainer = factory.trainer([*callbacks, *self._checkpoints, self._interruption])
+        lines = progress_lines(title, factory.config["trainer"])
+        self.trainer = factory.trainer([*callbacks, *self._checkpoints, self._interruption, *lines])
         write_whole(self.trainer)
 
     def fit(

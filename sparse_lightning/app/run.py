@@ -72,7 +72,7 @@ class PreparedRun:
         self._exporter = self._factory.exporter()
         self._factory.check_optimizer()
         self._report = Report(config["folder"])
-        self._fit = Fit(self._factory, [self._pruning, self._report], ranks=True)
+        self._fit = Fit(self._factory, "sparse model", [self._pruning, self._report], ranks=True)
         self._logger: Any = None
 
     @property
@@ -183,7 +183,7 @@ class PreparedRun:
         if given is not None and ended.is_file():
             return {name: float(value) for name, value in json.loads(ended.read_text("utf-8")).items()}
         ckpt_path = last_checkpoint(folder / "dense" / "checkpoints") if resumes else None
-        baseline = Fit(self._factory)
+        baseline = Fit(self._factory, "dense baseline")
         model, data = self._factory.model_and_data()
         check_checkpoint(baseline.trainer, model, ckpt_path)
         check_word(ckpt_path, self.config["trust_checkpoint"])

@@ -80,9 +80,9 @@ class Footprint:
         pair = (self.dense, self.sparse)
         return [
             ["parameters", *(f"{cost.parameters:,}" for cost in pair)],
-            ["bytes on disk", *(f"{cost.bytes:,}" for cost in pair)],
+            ["bytes if exported", *(f"{cost.bytes:,}" for cost in pair)],
             ["ms per forward", *(number_or_dash(cost.seconds) for cost in pair)],
-            ["written by", "export=weights", f"export={self.form}"],
+            ["to export", "export=weights", f"export={self.form}"],
         ]
 
     def numbers(self) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def _footprint(found: Results) -> Markup:
     costs = found.get("footprint")
     if not isinstance(costs, dict) or not {"dense", "sparse", "export"} <= set(costs):
         return Markup()
-    names = {"parameters": "parameters", "bytes": "bytes on disk", "ms": "ms per forward"}
+    names = {"parameters": "parameters", "bytes": "bytes if exported", "ms": "ms per forward"}
     rows = [
         [title, *(_cost_cell(costs[kind].get(key), f"footprint.{kind}.{key}") for kind in ("dense", "sparse"))]
         for key, title in names.items()
