@@ -74,8 +74,11 @@ class EndedRun:
             )
 
     def _differences(self, config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-        """Return places, with the value of this run and another one; of values that one sets, the shortest place."""
-        before, now = _texts(self.config), _texts(config)
+        """Return places, with the value of this run and another one; of values that one sets, the shortest place.
+
+        Keys that the version which trained this run did not have are passed over.
+        """
+        before, now = _texts(self.config), _texts({key: config[key] for key in config if key in self.config})
         places = [place for place in {**before, **now} if before.get(place, "None") != now.get(place, "None")]
         found: dict[tuple[str, str, str], str] = {}
         for place in sorted(places, key=len):
