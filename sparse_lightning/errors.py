@@ -46,6 +46,10 @@ class ShortRunWarning(UserWarning):
     """A run ended below the final target sparsity of its schedule."""
 
 
+class FixedSizeWarning(UserWarning):
+    """A traced program takes only batches or sequences of the size that it was traced with."""
+
+
 class NothingToRemoveWarning(UserWarning):
     """No unit of a model is zero in all of its weights: compacting it leaves it as it is."""
 

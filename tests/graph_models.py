@@ -278,10 +278,10 @@ PLAIN = {
         lambda: attention_module(False), (SEQUENCE,), {"attn (heads)": 4}, {"attn.out_proj.bias": ("output", "")}
     ),
     "attention, mean of weights": Case(
-        lambda: attention_module(True), (SEQUENCE,), {}, {"attn.in_proj_bias": ("aten.mean", "attn")}
+        lambda: attention_module(True), (SEQUENCE,), {}, {"attn.in_proj_bias": ("aten.mul", "attn")}
     ),
     "attention, weights of heads": Case(
-        lambda: attention_module(True, average=False), (SEQUENCE,), {}, {"attn.in_proj_bias": ("output", "")}
+        lambda: attention_module(True, average=False), (SEQUENCE,), {}, {"attn.in_proj_bias": ("aten.mul", "attn")}
     ),
     "nano": Case(
         nano,

@@ -131,9 +131,10 @@ def check_module(build, inputs, seed=0, prefer="outer"):
 
 
 def check_graph(build, inputs, seed=0, prefer="outer"):
-    model, given, called, expected, left = pruned(build, inputs, seed, prefer)
+    model, given, _, expected, left = pruned(build, inputs, seed, prefer)
     made = compact_program(model, given)
     assert {name: len(units.kept) for name, units in made.units.items()} == left
+    called = ExampleInputs.of(model, given)
     assert error(expected, tensors_in(made.program.module()(*called.args, **called.kwargs))) <= 1e-12
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
+from sparse_lightning.compaction.fixed_sizes import warn_of_fixed_sizes
 from sparse_lightning.compaction.same_outputs import difference, outputs, tensors_in
 from sparse_lightning.compaction.zero_units import KeptUnits, find_zero_units, warn_if_none
 from sparse_lightning.compat.torch import uncompiled
@@ -32,18 +34,21 @@ class SmallProgram:
         program: takes the arguments of the model; its outputs are tensors in tuples, lists and dicts.
         inputs: that it was traced with.
         units: what is left of each family of which units were removed.
+        names: of its outputs, where they are in a dict; none otherwise.
     """
 
     program: ExportedProgram
     inputs: ExampleInputs
     units: dict[str, KeptUnits]
+    names: tuple[str, ...] = ()
 
 
 def compact_program(model: nn.Module, inputs: Inputs = None) -> SmallProgram:
     """Return the traced program of a pruned model without the units that are zero.
 
     It needs neither this package nor the classes of the model. Batch and sequence are dynamic where the model allows
-    it. Its outputs on the inputs are those of the model: this is checked.
+    it; a `FixedSizeWarning` names those that are not. Its outputs on the inputs are those of the model: this is
+    checked.
 
     Args:
         model: a trained and pruned model; it is not modified.
@@ -63,6 +68,7 @@ def compact_program(model: nn.Module, inputs: Inputs = None) -> SmallProgram:
         {'0.weight': (3, 4), '0.bias': (3,), '2.weight': (3, 3), '2.bias': (3,)}
     """
     whole = uncompiled(model)
+    given = ExampleInputs.of(whole, inputs)
     with stages("compact", STAGES, whole):
         traced = couplings(whole, inputs)
         stage("removing zero units")
@@ -73,9 +79,12 @@ def compact_program(model: nn.Module, inputs: Inputs = None) -> SmallProgram:
         stage("comparing outputs")
         made = _checked(whole, small, placed)
         stage("tracing the smaller model")
-        plain = small if _is_plain(made) else _PlainOutputs(small)
-        used, program = exported(type(whole).__name__, plain, placed)
-        return SmallProgram(program, used, found.units)
+        added = {key: item for key, item in placed.kwargs.items() if key not in given.kwargs}
+        called = ExampleInputs(placed.args, {key: placed.kwargs[key] for key in given.kwargs})
+        plain = small if _is_plain(made) and not added else _PlainProgram(small, added)
+        used, program = exported(type(whole).__name__, plain, called)
+    warn_of_fixed_sizes(program, type(whole).__name__)
+    return SmallProgram(program, used, found.units, tuple(_names(made)) if isinstance(made, Mapping) else ())
 
 
 def _checked(whole: nn.Module, small: nn.Module, inputs: ExampleInputs) -> Any:
@@ -113,15 +122,35 @@ def _is_plain(made: Any) -> bool:
     return made is None or isinstance(made, (Tensor, int, float, bool, str))
 
 
-class _PlainOutputs(nn.Module):
-    """Returns outputs of classes of Hugging Face as dicts and tuples."""
+def _names(made: Any, name: str = "") -> Iterator[str]:
+    """Yield a name for each tensor of outputs: the keys and numbers that lead to it, as `hidden_states_0`."""
+    if isinstance(made, Tensor):
+        yield name
+    elif isinstance(made, (Mapping, tuple, list)):
+        for key, item in made.items() if isinstance(made, Mapping) else enumerate(made):
+            yield from _names(item, f"{name}_{key}" if name else str(key))
 
-    def __init__(self, model: nn.Module) -> None:
+
+class _PlainProgram(nn.Module):
+    """Returns outputs of classes of Hugging Face as dicts and tuples, with the parameters of the model's `forward`.
+
+    Args:
+        model: the program.
+        added: keyword arguments that it was traced with and its callers need not pass, as `use_cache`.
+    """
+
+    def __init__(self, model: nn.Module, added: Mapping[str, Any]) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return _plain(self.model(*args, **kwargs))
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return _plain(self.model(*args, **kwargs, **added))
+
+        # torch.export names inputs by it.
+        named = inspect.signature(model.forward)
+        left = [parameter for key, parameter in named.parameters.items() if key not in added]
+        vars(forward)["__signature__"] = named.replace(parameters=left)
+        self.forward = forward
 
 
 def _plain(made: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sparse_lightning.compaction.fixed_sizes import DIMENSIONS
 from sparse_lightning.compaction.program import STAGES as OF_PROGRAM
 from sparse_lightning.compaction.program import SmallProgram, compact_program
 from sparse_lightning.compaction.same_outputs import difference, tensors_in
@@ -19,9 +20,6 @@ from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.export.state import check_whole, writes
 from sparse_lightning.graph.inputs import Inputs
 from sparse_lightning.progress import stage, stages
-
-DIMENSIONS = ("batch", "sequence")
-"""The names of the first dimensions of inputs, which may vary."""
 
 STAGES = OF_PROGRAM + 3
 """Of the progress bar."""
@@ -60,6 +58,7 @@ class ONNX:
                 stage("converting the program to ONNX")
                 made = _converted(small)
                 _name_dimensions(made.model.graph)
+                _name_outputs(made.model.graph, small.names)
                 stage("comparing outputs in onnxruntime")
                 _check(made, small, type(model).__name__)
                 stage(f"writing {path.name}")
@@ -78,15 +77,17 @@ def _converted(small: SmallProgram) -> Any:
             f"{error.name} is not installed, and ONNX files are written and checked with it: "
             'pip install "sparse-lightning[onnx]"'
         ) from error
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice of torch.onnx on its own internals
             return torch.onnx.export(small.program, dynamo=True, verbose=False)
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def _name_dimensions(graph: Any) -> None:
@@ -102,6 +103,20 @@ def _name_dimensions(graph: Any) -> None:
         for axis, size in enumerate(value.shape or ()):
             if not isinstance(size, int) and size.value is not None:
                 value.shape[axis] = pattern.sub(lambda found: names[found[0]], size.value)
+
+
+def _name_outputs(graph: Any, names: tuple[str, ...]) -> None:
+    """Give outputs the names that they have in the model; those that are taken, as by an input, end in `_output`."""
+    if len(names) != len(graph.outputs):
+        return
+    taken = {value.name for value in (*graph.inputs, *(made for node in graph for made in node.outputs))}
+    taken |= set(graph.initializers)
+    for value, name in zip(graph.outputs, names, strict=True):
+        free = name
+        while free in taken and free != value.name:
+            free += "_output"
+        taken.add(free)
+        value.name = free
 
 
 def _add_name(names: dict[str, str], symbol: str, wanted: str) -> None:

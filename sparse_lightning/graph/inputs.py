@@ -97,16 +97,19 @@ class ExampleInputs:
         made = map_leaves(lambda item: change(item) if isinstance(item, Tensor) else item, (self.args, self.kwargs))
         return ExampleInputs(*made)
 
-    def dynamic_shapes(self, depth: int) -> tuple[Any, ...] | dict[str, Any]:
-        """Return which dimensions may vary: the first `depth` of each tensor; only the batch of images.
+    def dynamic_shapes(self, model: nn.Module, depth: int) -> dict[str, Any]:
+        """Return which dimensions may vary, by the parameters of `forward`.
 
-        Sizes of 1 are fixed, as torch.export does not trace them as dynamic.
+        These are the first `depth` dimensions of each tensor; only the batch of images. Sizes of 1 are fixed, as
+        torch.export does not trace them as dynamic.
+
+        Raises:
+            TypeError: if `forward` does not take the inputs.
         """
-        args, kwargs = map_leaves(lambda item: _varying(item, depth), (self.args, self.kwargs))
-        return kwargs if not self.args else args if not self.kwargs else {**self._named(args), **kwargs}
-
-    def _named(self, args: tuple[Any, ...]) -> dict[str, Any]:
-        raise CouplingError(f"{len(args)} positional and {len(self.kwargs)} keyword inputs: pass all by keyword")
+        # torch.export refuses shapes by the names of inputs that are parts of *args or **kwargs.
+        bound = inspect.signature(model.forward).bind(*self.args, **self.kwargs).arguments
+        shapes: dict[str, Any] = map_leaves(lambda item: _varying(item, depth), dict(bound))
+        return shapes
 
 
 def _varying(item: Any, depth: int) -> dict[int, Any] | None:

@@ -56,8 +56,8 @@ def exported(name: str, model: nn.Module, inputs: ExampleInputs) -> tuple[Exampl
     A batch of one example is traced as a batch of two, as torch.export takes a size of 1 as fixed.
     """
     for used, depth in ((inputs.repeated(), 2), (inputs.repeated(), 1), (inputs, 0)):
-        shapes = used.dynamic_shapes(depth) if depth else None
         try:
+            shapes = used.dynamic_shapes(model, depth) if depth else None
             with _quiet(), torch.enable_grad(), _without_fast_path():
                 program = torch.export.export(model, used.args, used.kwargs, dynamic_shapes=shapes, strict=False)
                 in_place = any(_writes(node) for node in program.graph.nodes)

@@ -31,6 +31,12 @@ def batch_norm(
     return TracedValue((x.dims[0], channels, *x.dims[2:]), (False, known, *(False,) * (x.ndim - 2)))
 
 
+@rule("aten._native_batch_norm_legit_no_training.default")
+def decomposed_batch_norm(call: Call, x: TracedValue, *args: Any, **kwargs: Any) -> tuple[TracedValue, ...]:
+    """Treat it as batch norm, which becomes this operation where those in place are replaced."""
+    return batch_norm(call, x, *args, **kwargs), call.pinned(call.sizes(1)), call.pinned(call.sizes(2))
+
+
 @rule("aten.layer_norm.default", "aten.rms_norm.default")
 def layer_norm(
     call: Call,
