@@ -54,6 +54,10 @@ class NothingToRemoveWarning(UserWarning):
     """No unit of a model is zero in all of its weights: compacting it leaves it as it is."""
 
 
+class PretrainedConfigWarning(UserWarning):
+    """The configuration of a model of Hugging Face cannot hold the sizes of its compacted copy."""
+
+
 class ConfigError(SparseLightningError, ValueError):
     """A configuration is invalid; the message names the place in the configuration."""
 

@@ -9,7 +9,15 @@ import torch
 import transformers
 from torch import nn
 
-from sparse_lightning import Constant, Coupled, FixedSizeWarning, Sparsifier, couplings
+from sparse_lightning import (
+    Constant,
+    Coupled,
+    FixedSizeWarning,
+    PretrainedConfigWarning,
+    Sparsifier,
+    compact,
+    couplings,
+)
 from sparse_lightning.compaction import compact_program
 from sparse_lightning.compaction.same_outputs import relative_error, tensors_in
 from sparse_lightning.export import ONNX, Compact
@@ -55,10 +63,11 @@ def built(name: str) -> nn.Module:
     return model
 
 
-def halved(model: nn.Module, inputs) -> nn.Module:
-    """The model with the first half of the units of each family zeroed."""
+def halved(model: nn.Module, inputs, *parts: str) -> nn.Module:
+    """The model with the first half of the units of each family zeroed; of those with a part in their names, if any."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for family in couplings(model, inputs):
+    found = [each for each in couplings(model, inputs) if not parts or any(part in each.name for part in parts)]
+    for family in found:
         for piece in family.slices:
             tensor = parameters[piece.name].data
             piece.layout(Layout.of(tensor)).on(tensor)[: family.units // 2] = 0
@@ -189,3 +198,30 @@ def test_onnx_files_have_the_names_and_sizes_of_models_of_hugging_face(name, tmp
         tokens = ids(*shape)
         [found] = session.run(None, {"input_ids": tokens.numpy()})
         assert relative_error(model(tokens).logits.detach(), torch.from_numpy(found)) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DistilBertForSequenceClassification",
+        "GPT2LMHeadModel",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("BertForSequenceClassification", "LlamaForCausalLM", "ViTForImageClassification")
+        ),
+    ],
+)
+def test_compact_models_with_fewer_neurons_are_loaded_by_from_pretrained(name, tmp_path):
+    given = (ids(2, 6),) if name in TOKENS else (torch.randn(2, 3, 8, 8).double(),)
+    model = halved(built(name), given, "mlp", "ffn", "layer.0 (units)")
+    small = compact(model, given)
+    small.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    check(lambda *args: loaded(*args).logits, model, *given)
+
+
+def test_compact_warns_once_of_sizes_that_a_config_of_hugging_face_cannot_hold():
+    model = halved(built("BertForSequenceClassification"), (ids(2, 6),), "(heads)")
+    with pytest.warns(PretrainedConfigWarning, match="config of BertForSeq.*save it with .*Compact") as found:
+        compact(model, (ids(2, 6),))
+    assert len(found) == 1

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from sparse_lightning.compaction.head_attributes import head_attributes
 from sparse_lightning.compaction.optimizers import check_state, rebind
-from sparse_lightning.compaction.pretrained_config import adapt_config
+from sparse_lightning.compaction.pretrained_config import adapt_config, warn_of_config
 from sparse_lightning.compaction.same_outputs import SizeSearch, check_same
 from sparse_lightning.compaction.size_attributes import Sizes, size_attributes
 from sparse_lightning.compaction.zero_units import KeptUnits, ZeroUnits, find_zero_units, warn_if_none
@@ -67,6 +67,8 @@ def compact(
     given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
     check_state(given, made.replaced, made.cut)
     rebind(given, made.replaced, made.cut)
+    if made.units:
+        warn_of_config(made.model)
     return made.model
 
 

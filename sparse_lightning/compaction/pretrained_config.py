@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import nn
 
 from sparse_lightning.compaction.head_attributes import HEAD_SIZES, KEY_HEADS, QUERY_HEADS
 from sparse_lightning.compaction.zero_units import KeptUnits
+from sparse_lightning.errors import PretrainedConfigWarning
 
-HIDDEN = ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim")
+HIDDEN = ("intermediate_size", "hidden_dim", "n_inner", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim")
 """The entries of configurations that are numbers of neurons."""
 
 _BY_KIND = {
@@ -50,6 +52,18 @@ def adapt_config(small: nn.Module, units: Mapping[str, KeptUnits]) -> bool:
     return True
 
 
+def warn_of_config(small: nn.Module) -> None:
+    """Warn if a compacted model of Hugging Face has a configuration from which its class builds other shapes."""
+    config = getattr(small, "config", None)
+    if hasattr(small, "save_pretrained") and hasattr(config, "to_dict") and not _describes(config, small):
+        warnings.warn(
+            f"the config of {type(small).__name__} cannot hold the sizes of the compacted model: save it with "
+            "sparse_lightning.export.Compact, since from_pretrained does not load what save_pretrained writes",
+            PretrainedConfigWarning,
+            stacklevel=3,
+        )
+
+
 def _sizes(config: Any, units: Mapping[str, KeptUnits]) -> dict[str, int]:
     """Return the new entries, for kinds of units of which every layer keeps the same fraction."""
     found: dict[str, int] = {}
@@ -58,7 +72,8 @@ def _sizes(config: Any, units: Mapping[str, KeptUnits]) -> dict[str, int]:
         if len(fractions) == 1:
             [(kept, total)] = fractions
             for name in names:
-                value = found.get(name, vars(config).get(name))
+                unset = total if name == "n_inner" and hasattr(config, name) else None  # four times the width
+                value = found.get(name, vars(config).get(name)) or unset
                 if type(value) is int and value % total == 0:
                     found[name] = value // total * kept
     if any(name in found for name in QUERY_HEADS):  # it is computed from the number of heads otherwise
