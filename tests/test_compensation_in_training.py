@@ -66,6 +66,7 @@ def test_only_inputs_shortly_before_an_update_are_observed():
     assert float(gram[-1, -1]) == 16.0 * 2, "of steps 5 and 6: an update at 20 is within 16 steps"
 
 
+@pytest.mark.filterwarnings("ignore:.* prunes much at each")
 @pytest.mark.parametrize("kind", PATTERNS)
 def test_a_run_with_compensation_resumes_bit_for_bit(kind):
     def made():

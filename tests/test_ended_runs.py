@@ -12,7 +12,7 @@ import pytest
 
 from sparse_lightning.app.cli import main
 from sparse_lightning.app.compose import compose
-from sparse_lightning.app.ended import EndedRun
+from sparse_lightning.app.ended import EndedRun, note_end
 from sparse_lightning.app.run import run
 from sparse_lightning.errors import ConfigError
 
@@ -107,6 +107,14 @@ def ended(tmp_path):
 def test_only_a_higher_limit_trains_an_ended_run_longer(ended, epochs, goes_on):
     limits = {"max_epochs": epochs, "max_steps": -1}
     assert EndedRun.of(ended).goes_on({"trainer": limits}) is goes_on
+
+
+def test_a_run_that_is_trained_longer_is_so_for_every_process_and_after_a_kill(ended):
+    """Rank 0 has written the new configuration when others look, or when it was killed before a checkpoint."""
+    note_end(ended, {"trainer": {"max_epochs": 3, "max_steps": -1}, "seed": 0})
+    (ended / "config.yaml").write_text("trainer: {max_epochs: 5000, max_steps: -1}\nseed: 0\n")
+    assert EndedRun.of(ended).goes_on({"trainer": {"max_epochs": 5000, "max_steps": -1}})
+    assert not EndedRun.of(ended).goes_on({"trainer": {"max_epochs": 3, "max_steps": -1}})
 
 
 def test_a_run_that_was_stopped_while_trained_longer_has_not_ended(ended):

@@ -26,6 +26,10 @@ FREE = (
 )  # fmt: skip
 """Places in a configuration that an export may set otherwise: they say where it runs, reads and writes."""
 
+RECORD = ".ended.yaml"
+"""The configuration that a run has ended with. Unlike `config.yaml` it stays as it is while a run is trained longer, so
+that all processes, and later ones if these are killed, read the same."""
+
 _OWN = ("ckpt_path", "trust_checkpoint", "folder", "export")
 """Overrides that belong to a command, not to the run that it resumes."""
 
@@ -47,8 +51,9 @@ class EndedRun:
     @staticmethod
     def of(folder: Path) -> EndedRun | None:
         """Return the run of a folder; None if it has not ended."""
-        record = folder / "config.yaml"
-        if not (folder / "results.json").is_file() or not record.is_file():
+        records = [folder / RECORD, folder / "config.yaml"]  # earlier versions have the second one only
+        record = next((file for file in records if file.is_file()), None)
+        if not (folder / "results.json").is_file() or record is None:
             return None
         return EndedRun(folder, yaml.safe_load(record.read_text("utf-8")) or {}, _is_at_its_end(folder))
 
@@ -92,6 +97,11 @@ class EndedRun:
         lines = yaml.safe_load(file.read_text("utf-8")) if file.is_file() else None
         kept = [line for line in lines or [] if line.partition("=")[0].lstrip("+") not in _OWN]
         return f", {' '.join(kept)}" if kept else ""
+
+
+def note_end(folder: Path, config: Mapping[str, Any]) -> None:
+    """Record the configuration that a run has ended with."""
+    (folder / RECORD).write_text(yaml.safe_dump(dict(config), sort_keys=False), "utf-8")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from sparse_lightning.app.check import check
-from sparse_lightning.app.ended import EndedRun, kept_record
+from sparse_lightning.app.ended import EndedRun, kept_record, note_end
 from sparse_lightning.app.factory import Factory
 from sparse_lightning.app.fit import Fit
 from sparse_lightning.app.folders import last_checkpoint, newest_checkpoint
@@ -115,6 +115,8 @@ class PreparedRun:
         self._report.folder = folder
         self._report.dense = self._dense(folder) if self.config["compare_dense"] else {}
         self._fit.fit(model, data, folder, ckpt_path, logger)
+        if is_rank_zero():
+            note_end(folder, self.config)
         self._export(folder, model)
         metric = self.trainer.callback_metrics.get(getattr(model, "metric", ""))
         return RunResult(None if metric is None else float(metric), self._report.table, folder)
