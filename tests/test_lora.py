@@ -313,7 +313,7 @@ def logits(model, inputs):
     return getattr(made, "logits", made)
 
 
-@pytest.mark.parametrize("kind", TRACED)
+@pytest.mark.parametrize("kind", ["perceptron", pytest.param("llama", marks=pytest.mark.exhaustive)])
 def test_coupled_units_of_a_merged_model_are_zero_and_compact_removes_them_also_after_a_resume(kind):
     make, targets, inputs = TRACED[kind]
     patterns = [Coupled(inputs=inputs)]
