@@ -36,8 +36,7 @@ from sparse_lightning import (
 from sparse_lightning.blocks import alike_blocks, scope_stack
 from sparse_lightning.blocks.scope_stack import stacks
 from sparse_lightning.criteria import EMA, ElementwiseTaylor, Fisher, Magnitude, Movement, Random, Taylor
-from sparse_lightning.flow import Scorer, Sources
-from sparse_lightning.flow import scorer as scorer_module
+from sparse_lightning.flow import Scorer, Sources, pruned_blocks
 from sparse_lightning.kernels.block_score import native
 
 needs_compiler = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler on x86 Linux")
@@ -119,8 +118,8 @@ def test_pruned_blocks_are_not_read_where_their_scores_are_zero_anyway(lowering,
     """With weights of zero in pruned blocks, and gradients that are not finite there, scores are as without either."""
     wide = st.integers(1, 16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scorer_module, "WORTH", 1)
-        patch.setattr(scorer_module, "LINE", 1)
+        patch.setattr(pruned_blocks, "WORTH", 1)
+        patch.setattr(pruned_blocks, "LINE", 1)
         patch.setattr(native, "LINE", data.draw(wide))
         pruned = {}
         for i, scope in enumerate(scopes):
@@ -137,6 +136,26 @@ def test_pruned_blocks_are_not_read_where_their_scores_are_zero_anyway(lowering,
         [block] = scope.blocks()
         torch.testing.assert_close(found[block], wanted[block])
         assert not found[block][pruned[str(name)]].any()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("in_place", [True, False])
+@settings(max_examples=10)
+@given(scopes=alike())
+def test_scores_follow_masks_that_change_between_two_runs(mode, in_place, scopes):
+    with pytest.MonkeyPatch.context() as patch, mode():
+        patch.setattr(pruned_blocks, "WORTH", 1)
+        patch.setattr(pruned_blocks, "LINE", 1)
+        scorer = Scorer(ElementwiseTaylor())
+        for i, scope in enumerate(scopes):
+            scorer.attach(str(i), scope)
+        blocks = [block for scope in scopes for block in scope.blocks()]
+        masks = {str(i): torch.zeros(block.grid_shape, dtype=torch.bool) for i, block in enumerate(blocks)}
+        scorer.score(Sources(pruned=masks))
+        for name, mask in masks.items():
+            masks[name] = mask.fill_(True) if in_place else torch.ones_like(mask)
+        found = scorer.score(Sources(pruned=masks))
+    assert not any(scores.any() for scores in found.values())
 
 
 def scored(scopes, sources, lowering):

@@ -156,7 +156,7 @@ class _OneCall:
         """Return scopes in the order in which the model calls the last layer of each."""
         for each in found:
             check_has_values(each.name, each.scope.unique_params())
-        reads = self._scorer(found[0]).program.names() - {"weight", "random"}
+        reads = self._scorer(found[0]).program.names - {"weight", "random"}
         if self._compensation is None and not reads:
             return list(found)  # no layer depends on the others
         # Looked up now: in a forward pass, the parameters of a sharded module are other tensors.
@@ -204,7 +204,7 @@ class _OneCall:
     def _observed(self, attachment: Attachment) -> Iterator[tuple[Scorer, Sources, GramMatrices | None]]:
         """Observe the inputs of the layers of one scope that scores and compensation need."""
         scorer, params = self._scorer(attachment), attachment.scope.unique_params()
-        names = scorer.program.names()
+        names = scorer.program.names
         norms = InputNorms(self._model, params) if "input_norm" in names else None
         grams = None
         if self._compensation is not None or "removal_error" in names:
@@ -220,7 +220,7 @@ class _OneCall:
 
     def _scores(self, scorer: Scorer, sources: Sources, params: Sequence[Tensor]) -> dict[SparseBlock, Tensor]:
         """Run the batches, with gradients if the criterion reads them, and return the scores."""
-        names = scorer.program.names()
+        names = scorer.program.names
         if "grad" in names:
             return self._gradient_scores(scorer, sources, params)
         if self._compensation is not None or names & {"input_norm", "removal_error"}:

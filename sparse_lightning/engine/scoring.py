@@ -69,7 +69,7 @@ class Scoring:
         first = configuration.method.first
         self._first = self._scorer_of(first, seed + 2) if first else None
         used = [*self._scorers(), *([self._first] if self._first else [])]
-        self._names = {name for scorer in used for name in scorer.program.names()}
+        self._names = {name for scorer in used for name in scorer.program.names}
         self._in_turn = 0
         self._check_gradients()
         self.observation = self._observation()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -83,11 +84,12 @@ class Program:
         stage = Stage(len(elements), tuple(steps), tuple(folds))
         return cls(elements, stage, tuple(reductions), rest, tuple(depended_on(set(), rest)), context)
 
-    def names(self) -> set[str]:
-        """Return the names of all inputs that the program reads; the weight is always one of them."""
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all inputs that the program reads; the weight is always one of them."""
         used = {i for node in self.context.live_nodes() for i in node.needs()}
         result = self.context.result
-        return {n for n, v in self.context.inputs.items() if v.id in used or v is result} | {"weight"}
+        return frozenset({n for n, v in self.context.inputs.items() if v.id in used or v is result} | {"weight"})
 
     def saved(self) -> list[str]:
         """Return the names of the fields of state that a run saves."""

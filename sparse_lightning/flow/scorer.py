@@ -23,6 +23,7 @@ from sparse_lightning.flow.criterion import Criterion
 from sparse_lightning.flow.grid_run import GridRun, parts_of
 from sparse_lightning.flow.paged import EntryIndex, PagedField, PageTable, shortened
 from sparse_lightning.flow.program import Program, trace
+from sparse_lightning.flow.pruned_blocks import PrunedBlocks
 from sparse_lightning.flow.ragged_blocks import RaggedBlocks, concatenated
 from sparse_lightning.flow.sources import Sources
 from sparse_lightning.flow.state_kernel import StateKernel
@@ -30,14 +31,8 @@ from sparse_lightning.kernels import block_score
 from sparse_lightning.kernels.block_score import LOWERINGS, reference
 from sparse_lightning.kernels.stage import vanishes
 
-WORTH = 1 << 18
-"""The weights of a parameter from which on its pruned blocks are passed over, one by one."""
-
 MANY = 1 << 16
 """The blocks from which on a kernel of its own advances the state: for fewer, building it would not pay."""
-
-LINE = 64
-"""Bytes that are read from memory together: smaller blocks are never passed over."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,7 @@ class Scorer:
         self._forget_layout()
 
     def _forget_layout(self) -> None:
-        for name in ("_ragged", "_run", "_parts", "_state_kernel"):
+        for name in ("_ragged", "_groups", "_pruned", "_run", "_parts", "_state_kernel"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -136,11 +131,20 @@ class Scorer:
         """The attached scopes, laid out when they are first scored."""
         return RaggedBlocks(self._scopes, self.table, self._device)
 
+    @cached_property
+    def _groups(self) -> list[list[BlockSpec]]:
+        """The specs of all blocks, those that are read in one call together."""
+        return [group for stack in self._ragged.stacks for group in _alike_specs(stack)]
+
+    @cached_property
+    def _pruned(self) -> PrunedBlocks:
+        return PrunedBlocks(self._ragged)
+
     def check(self, sources: Sources) -> None:
         """Raise `FlowError` if an input of the flow would be missing in a run."""
         for owner, block in self._blocks.items():
             for param in block.unique_params():
-                sources.check(self.program.names(), owner, param)
+                sources.check(self.program.names, owner, param)
 
     def score(self, sources: Sources | None = None) -> dict[SparseBlock, Tensor]:
         """Run the flow once, save its state, and return the scores as one grid per attached block."""
@@ -220,10 +224,9 @@ class Scorer:
         kinds = [kind for _, kind in self.program.stage.folds]
         if not kinds:
             return []
-        groups = [group for stack in self._ragged.stacks for group in _alike_specs(stack)]
         parts: list[Part] = []
         room = CopyRoom()
-        for specs, grids in zip(groups, self._room(groups), strict=True):
+        for specs, grids in zip(self._groups, self._room(self._groups), strict=True):
             self._fold_here(grids, specs, sources, room)
             parts += [(grid, kind, specs[0].param) for grid, kind in zip(grids, kinds, strict=True)]
         whole = iter(complete(parts))
@@ -243,16 +246,8 @@ class Scorer:
         """Run the stage on the weights of this process, those of alike specs in one call."""
         names, owners = self.program.elements[1:], self._ragged.owners
         others = [[sources.element(name, spec.param, owners[spec]) for spec in specs] for name in names]
-        AlikeBlocks(specs, others, self._zeros(specs, sources)).fold_into(grids, self.program.stage, self._run, room)
-
-    def _zeros(self, specs: Sequence[BlockSpec], sources: Sources) -> Tensor | None:
-        """Return which blocks of alike specs are pruned, if nothing is folded there and reading them takes longer."""
-        first = specs[0]
-        is_small = first.numel_per_block() * first.param.element_size() < LINE
-        if not (sources.pruned and self._vanishes) or is_small or first.param.numel() < WORTH:
-            return None
-        blocks = [(self._ragged.blocks[owner], owner, spec) for spec in specs for owner in [self._ragged.owners[spec]]]
-        return torch.stack([block.grid_of(spec, sources.pruned[owner]) for block, owner, spec in blocks])
+        zeros = self._pruned.of(specs, sources.pruned) if sources.pruned and self._vanishes else None
+        AlikeBlocks(specs, others, zeros).fold_into(grids, self.program.stage, self._run, room)
 
     def _gather(self, stack: ScopeStack, grids: Iterator[Tensor]) -> list[Tensor]:
         """Combine the next grids over the specs of each block, and gather the blocks by scope: one tensor per fold."""
@@ -276,10 +271,10 @@ class Scorer:
     def _ragged_inputs(self, sources: Sources) -> dict[str, Tensor]:
         numbers = {"step": float(sources.step), "target": float(sources.target)}
         found = {name: torch.full((1, 1, 1), x, device=self._device) for name, x in numbers.items()}
-        if "random" in self.program.names():
+        if "random" in self.program.names:
             draws = [self._draw(owner, block.numblk()) for owner, block in self._ragged.blocks.items()]
             found["random"] = self._ragged.join(draws).view(-1, 1, 1)
-        if "removal_error" in self.program.names() and sources.removal_error is not None:
+        if "removal_error" in self.program.names and sources.removal_error is not None:
             errors = [sources.removal_error(block).float() for block in self._ragged.blocks.values()]
             found["removal_error"] = self._ragged.join(errors).view(-1, 1, 1)
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +87,7 @@ class Sources:
         names = [OPTIMIZER + k for k in self._state(param)]
         return did_you_mean(name, names) or NO_STATE
 
-    def check(self, names: set[str], owner: str, param: Tensor) -> None:
+    def check(self, names: Set[str], owner: str, param: Tensor) -> None:
         """Raise `FlowError` before training if an input would be missing in a run.
 
         Gradients are not checked: they exist after the first backward pass. The state of an optimizer that has made

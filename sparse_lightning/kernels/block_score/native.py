@@ -45,13 +45,13 @@ _KERNEL = """
 
 using T = {accumulated};
 
-constexpr int64_t STEP = 512, AHEAD = 8192, ROWS = 2, LINE = 64;
+constexpr int64_t STEP = 512, AHEAD = 8192, ROWS = 16, GROUP = 64, LINE = 64;
 
 // Prefetches memory that is read a little later, into the L2 cache: more lines can be under way to it than to L1.
 // What lies outside of a tensor is never read.
 template <typename E>
-static inline void fetch(const E* begin, int64_t number, int64_t ahead) {{
-    const char* at = reinterpret_cast<const char*>(begin) + ahead;
+static inline void fetch(const E* begin, int64_t number) {{
+    const char* at = reinterpret_cast<const char*>(begin);
     for (int64_t byte = 0; byte < number * int64_t(sizeof(E)); byte += LINE) __builtin_prefetch(at + byte, 0, 2);
 }}
 
@@ -67,6 +67,18 @@ struct BFloat16 {{
 
 {helpers}
 
+// Elements [begin, end) of a row: neighbouring blocks that are read.
+struct Run {{
+    int64_t begin, end;
+}};
+
+// Blocks side by side, with the elements at their first coordinates in each input, and their place in the grids.
+struct Item {{
+    const char* at[{inputs}];
+    int64_t number = 0, place = 0;
+    std::vector<Run> runs;
+}};
+
 // pairs: blocks and elements of each pair of dimensions, outermost first. strides: for each input those of the blocks
 // and of the elements of each pair but the last, in bytes. A row is the last pair, contiguous in all inputs.
 // inputs: the addresses of the windows, for each of the tensors that lie alike. Their grids follow each other.
@@ -75,63 +87,86 @@ extern "C" void fold(int64_t tensors, int64_t count, const int64_t* pairs, const
                      const char* const* inputs, const uint8_t* zeros, T* const* grids, int threads) {{
     const int64_t outer = count - 1, last = pairs[2 * outer], length = pairs[2 * outer + 1];
     const int64_t together = std::max<int64_t>(1, 4096 / length), chunks = (last + together - 1) / together;
+    const int64_t sizes[] = {{{sizes}}};
     int64_t blocks = 1, elements = 1;
     for (int64_t d = 0; d < outer; d++) blocks *= pairs[2 * d], elements *= pairs[2 * d + 1];
-    // Where all blocks are read, memory follows; where some are passed over, the next rows of the others come next.
-    int64_t ahead[{inputs}];
-    for (int i = 0; i < {inputs}; i++) {{
-        ahead[i] = zeros && outer ? ROWS * strides[2 * (i * outer + outer - 1) + 1] : AHEAD;
-    }}
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {{
+    const int64_t items = tensors * blocks * chunks;
+
+    const auto prepare = [&](int64_t item, Item& into) {{
+        const int64_t begin = item % chunks * together;
+        into.number = std::min(together, last - begin), into.place = item / chunks * last + begin;
+        for (int i = 0; i < {inputs}; i++) {{
+            int64_t rest = item / chunks % blocks;
+            into.at[i] = inputs[item / chunks / blocks * {inputs} + i] + begin * length * sizes[i];
+            for (int64_t d = outer - 1; d >= 0; d--) {{
+                into.at[i] += rest % pairs[2 * d] * strides[2 * (i * outer + d)];
+                rest /= pairs[2 * d];
+            }}
+        }}
+        auto& runs = into.runs;
+        runs.clear();
+        if (!zeros) runs.push_back({{0, into.number * length}});
+        for (int64_t b = 0; zeros && b < into.number; b++) {{
+            if (zeros[into.place + b]) continue;
+            if (runs.empty() || runs.back().end != b * length) runs.push_back({{b * length, b * length}});
+            runs.back().end += length;
+        }}
+    }};
+
+#pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
+    for (int thread = 0; thread < threads; thread++) {{
+        const int64_t begin = items * thread / threads, end = items * (thread + 1) / threads;
         std::vector<T> room({folds} * std::min(together, last) * length);
-        std::vector<std::pair<int64_t, int64_t>> runs;
-#pragma omp for schedule(static)
-        for (int64_t item = 0; item < tensors * blocks * chunks; item++) {{
-            const int64_t begin = item % chunks * together, number = std::min(together, last - begin);
-            const int64_t width = number * length, place = item / chunks * last + begin;
-            runs.clear();
-            if (!zeros) runs.emplace_back(0, width);
-            for (int64_t b = 0; zeros && b < number; b++) {{
-                if (zeros[place + b]) continue;
-                if (runs.empty() || runs.back().second != b * length) runs.emplace_back(b * length, b * length);
-                runs.back().second += length;
-            }}
-            const char* at[{inputs}];
-            for (int i = 0; i < {inputs}; i++) {{
-                int64_t rest = item / chunks % blocks;
-                at[i] = inputs[item / chunks / blocks * {inputs} + i];
-                for (int64_t d = outer - 1; d >= 0; d--) {{
-                    at[i] += rest % pairs[2 * d] * strides[2 * (i * outer + d)];
-                    rest /= pairs[2 * d];
-                }}
-            }}
+        int64_t offsets[GROUP][{inputs}];
+        Item item, next;
+        if (begin < end) prepare(begin, item);
+        for (int64_t index = begin; index < end; index++, std::swap(item, next)) {{
+            if (index + 1 < end) prepare(index + 1, next);
+            else next.runs.clear();
+            const int64_t number = item.number, width = number * length, place = item.place;
 {room}
-            for (int64_t element = 0; element < elements; element++) {{
-                int64_t offset[{inputs}];
-                for (int i = 0; i < {inputs}; i++) {{
-                    int64_t rest = element;
-                    offset[i] = 0;
-                    for (int64_t d = outer - 1; d >= 0; d--) {{
-                        offset[i] += rest % pairs[2 * d + 1] * strides[2 * (i * outer + d) + 1];
-                        rest /= pairs[2 * d + 1];
+            for (int64_t base = 0; base < elements; base += GROUP) {{
+                const int64_t group = std::min(GROUP, elements - base);
+                for (int64_t g = 0; g < group; g++) {{
+                    for (int i = 0; i < {inputs}; i++) {{
+                        int64_t rest = base + g;
+                        offsets[g][i] = 0;
+                        for (int64_t d = outer - 1; d >= 0; d--) {{
+                            offsets[g][i] += rest % pairs[2 * d + 1] * strides[2 * (i * outer + d) + 1];
+                            rest /= pairs[2 * d + 1];
+                        }}
                     }}
                 }}
+                // Block after block, so that the processor does not load what is passed over between them.
+                for (size_t r = 0; r < item.runs.size(); r++) for (int64_t g = 0; g < group; g++) {{
+                    const Run run = item.runs[r];
+                    // Where all blocks are read, memory follows; where some are passed over, the rows of the next ones.
+                    const bool same = g + ROWS < group, inside = same || r + 1 < item.runs.size();
+                    if (zeros && (inside || !next.runs.empty())) {{
+                        const Run coming = inside ? item.runs[same ? r : r + 1] : next.runs[0];
+                        const char* const* there = inside ? item.at : next.at;
+                        const int64_t* offset = offsets[(g + ROWS) % group];
+{nexts}
+                    }}
+                    const int64_t* offset = offsets[g];
 {rows}
-                for (const auto& run : runs) for (int64_t from = run.first; from < run.second; from += STEP) {{
-                    const int64_t to = std::min(run.second, from + STEP);
+                    for (int64_t from = run.begin; from < run.end; from += STEP) {{
+                        const int64_t to = std::min(run.end, from + STEP);
+                        if (!zeros) {{
 {fetches}
-                    if (element == 0) {{
+                        }}
+                        if (base + g == 0) {{
 #pragma omp simd
-                        for (int64_t j = from; j < to; j++) {{
+                            for (int64_t j = from; j < to; j++) {{
 {values}
 {first}
-                        }}
-                    }} else {{
+                            }}
+                        }} else {{
 #pragma omp simd
-                        for (int64_t j = from; j < to; j++) {{
+                            for (int64_t j = from; j < to; j++) {{
 {values}
 {combined}
+                            }}
                         }}
                     }}
                 }}
@@ -242,6 +277,7 @@ def source_of(stage: Stage, dtypes: Sequence[torch.dtype]) -> str:
     """Return the C++ source of a stage on windows of these dtypes."""
     inputs, folds = range(stage.inputs), range(len(stage.folds))
     types = [TYPES[dtype] for dtype in dtypes]
+    typed = list(enumerate(types))
     loads = [f"const T v{i} = row{i}[j];" for i in inputs]
     steps = [f"const T v{stage.inputs + i} = {expression(step)};" for i, step in enumerate(stage.steps)]
     values = [f"v{ref.at}" for ref, _ in stage.folds]
@@ -252,19 +288,20 @@ def source_of(stage: Stage, dtypes: Sequence[torch.dtype]) -> str:
         inputs=stage.inputs,
         folds=len(stage.folds),
         room=lines([f"T* const room{f} = room.data() + {f} * width;" for f in folds], 12),
-        rows=lines(
-            [
-                f"const {t}* row{i} = reinterpret_cast<const {t}*>(at[{i}] + offset[{i}]) + begin * length;"
-                for i, t in enumerate(types)
-            ],
-            16,
-        ),
-        values=lines([*loads, *steps], 24),
-        fetches=lines([f"fetch(row{i} + from, to - from, ahead[{i}]);" for i in inputs], 20),
-        first=lines([f"room{f}[j] = {values[f]};" for f in folds], 24),
-        combined=lines([f"room{f}[j] = {_COMBINE[kinds[f]].format(f'room{f}[j]', values[f])};" for f in folds], 24),
+        sizes=", ".join(f"sizeof({t})" for t in types),
+        nexts=lines([f"fetch({_row(i, t, 'there')} + coming.begin, coming.end - coming.begin);" for i, t in typed], 24),
+        rows=lines([f"const {t}* row{i} = {_row(i, t, 'item.at')};" for i, t in typed], 20),
+        fetches=lines([f"fetch(row{i} + from + AHEAD / sizeof({t}), to - from);" for i, t in typed], 28),
+        values=lines([*loads, *steps], 32),
+        first=lines([f"room{f}[j] = {values[f]};" for f in folds], 32),
+        combined=lines([f"room{f}[j] = {_COMBINE[kinds[f]].format(f'room{f}[j]', values[f])};" for f in folds], 32),
         grids=lines([line for f in folds for line in _grid(f, kinds[f])], 12),
     )
+
+
+def _row(i: int, kind: str, at: str) -> str:
+    """Return where the current elements of an input begin."""
+    return f"reinterpret_cast<const {kind}*>({at}[{i}] + offset[{i}])"
 
 
 def _grid(fold: int, kind: FoldKind) -> list[str]:
