@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from sparse_lightning import NM, OBS, Blocks, Cubic, Neurons, OneShot, Refit, Sparsifier, Wanda, prune
-from sparse_lightning.engine.compensating import OBSERVED
+from sparse_lightning.engine.scoring import OBSERVED
 
 PATTERNS = {
     "units": [Neurons("up", "down")],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -11,9 +11,6 @@ from sparse_lightning.compensation import Compensation, GramMatrices
 from sparse_lightning.compensation.removal import DAMP, removal_errors
 from sparse_lightning.compensation.weight_blocks import check_read, compensate, read_weights
 from sparse_lightning.engine.masked_scope import MaskedScope
-
-OBSERVED = 16
-"""The optimizer steps before an update whose inputs are observed: older ones are those of other weights."""
 
 
 class Compensating:
@@ -24,7 +21,6 @@ class Compensating:
         scopes: what is attached.
         model: where the layers are; forward passes without gradients are ignored.
         names: of parameters, by their id.
-        is_update: whether an optimizer step has an update.
     """
 
     def __init__(
@@ -33,18 +29,16 @@ class Compensating:
         scopes: Sequence[MaskedScope],
         model: nn.Module,
         names: Mapping[int, str],
-        is_update: Callable[[int], bool],
     ) -> None:
-        self._compensation, self._is_update = compensation, is_update
+        self._compensation = compensation
         self._blocks = {name: block for scope in scopes for name, block in scope.blocks.items()}
         weights = read_weights(self._blocks.values(), model, names)
         check_read(compensation, weights, model)
         self._grams = GramMatrices(model, weights, only_training=True)
-        self.at_step(0)
 
-    def at_step(self, step: int) -> None:
-        """Observe the forward passes before this step, if an update is near."""
-        self._grams.is_observing = any(self._is_update(i) for i in range(step, step + OBSERVED))
+    def observe(self, is_near: bool) -> None:
+        """Observe the forward passes from here on if an update is near."""
+        self._grams.is_observing = is_near
 
     def removal_error(self, block: SparseBlock) -> Tensor:
         """Return the removal errors of a block; all ranks must call it."""
@@ -67,7 +61,6 @@ class Compensating:
         """Return the Gram matrices since the last update; all ranks must call it."""
         return {name: total.cpu() for name, total in self._grams.totals().items()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
-        """Load what `state_dict` returned, at an optimizer step."""
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load what `state_dict` returned."""
         self._grams.load(state)
-        self.at_step(step)

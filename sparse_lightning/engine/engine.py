@@ -109,10 +109,7 @@ class Engine:
         return masked_scope(attachment, self.configuration.criterion, self.configuration.method)
 
     def _compensating(self, model: nn.Module) -> Callable[[], Compensating]:
-        def is_update(step: int) -> bool:
-            return self.schedule.is_update(step, self.configuration.update_every)
-
-        return lambda: Compensating(self.configuration.compensation, self.scopes, model, self._names, is_update)
+        return lambda: Compensating(self.configuration.compensation, self.scopes, model, self._names)
 
     def close(self) -> None:
         """Remove the hooks from the model and its optimizers."""
@@ -221,7 +218,7 @@ class Engine:
             self._replaced.check()
             self.step += 1
             self._others.reset()
-            self.scoring.at_step(self.step)
+            self.scoring.at_step(self.step, self._is_owed)
             if self.step == self.schedule.span[1] + 1 and not self._is_owed:
                 self.scoring.forget_state()  # so that checkpoints do not hold a value for each block from here on
 
@@ -334,7 +331,7 @@ class Engine:
         self._is_owed = self._is_owed or self._has_update_in(range(self.step, step))
         self.step = step
         self._others.reset()
-        self.scoring.at_step(step)
+        self.scoring.at_step(step, self._is_owed)
 
     def _has_update_in(self, steps: Iterable[int]) -> bool:
         return any(self.schedule.is_update(i, self.configuration.update_every) for i in steps)
@@ -387,7 +384,7 @@ class Engine:
         self._is_owed = self._is_owed or self._has_update_in(range(self.last_update.step + 1, self.step))
         is_past_end = self.step > self.schedule.span[1]
         self._is_owed = self._is_owed or (is_past_end and self.last_update.target < self.schedule.final - 1e-9)
-        self.scoring.at_step(self.step)
+        self.scoring.at_step(self.step, self._is_owed)
         self.hold()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparse_lightning.engine.configuration import ResolvedConfiguration
+from sparse_lightning.engine.near_updates import NearUpdates
 from sparse_lightning.errors import FlowError
 from sparse_lightning.flow import Criterion
 
@@ -31,32 +32,18 @@ class Observation:
     """
 
     def __init__(self, configuration: ResolvedConfiguration, keeping: Sequence[Criterion]) -> None:
-        self._schedule, self._update_every = configuration.schedule, configuration.update_every
+        self._end, self._update_every = configuration.schedule.span[1], configuration.update_every
         self._every = configuration.observe_every or 1
         windows = [criterion.observed_steps for criterion in keeping if criterion.observed_steps is not None]
         is_enough = configuration.observe_every is None and len(windows) == len(keeping)
         self._window = max(map(_checked, windows)) if is_enough else None
-        self._clear = range(0)
+        self._near = NearUpdates(configuration, (self._window or 1) - 1)
 
     def includes(self, step: int) -> bool:
         """Whether a step is observed; updates themselves always are."""
-        if step % self._every or step >= self._schedule.span[1]:
+        if step % self._every or step >= self._end:
             return False
-        return self._window is None or self._is_near_update(step, self._window)
-
-    def _is_near_update(self, step: int, window: int) -> bool:
-        """Whether one of the following steps within the window has an update.
-
-        `_clear` are the steps that are known to have none, so that a run asks the schedule for each step once or twice.
-        """
-        first = max(step + 1, self._schedule.span[0])
-        if not self._clear.start <= first <= self._clear.stop:  # after an update, or a run that is resumed
-            self._clear = range(first, first)
-        at, end = self._clear.stop, step + window
-        while at < end and not self._schedule.is_update(at, self._update_every):
-            at += 1
-        self._clear = range(self._clear.start, at)
-        return at < end
+        return self._window is None or self._near.includes(step + 1)
 
     def starts_anew(self, step: int, last: int) -> bool:
         """Whether state of earlier steps is forgotten before a step: some were passed over since the last observed one.

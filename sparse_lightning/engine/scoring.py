@@ -14,6 +14,7 @@ from sparse_lightning.blocks.shards import any_rank
 from sparse_lightning.engine.compensating import Compensating
 from sparse_lightning.engine.configuration import ResolvedConfiguration
 from sparse_lightning.engine.masked_scope import MaskedScope
+from sparse_lightning.engine.near_updates import NearUpdates
 from sparse_lightning.engine.observation import Observation
 from sparse_lightning.engine.ranks import check_masks
 from sparse_lightning.errors import CheckpointError, FlowError, ScoreWarning
@@ -21,6 +22,10 @@ from sparse_lightning.flow import Criterion, Proposal, Scorer, Sources
 from sparse_lightning.flow.input_norms import TrainingInputNorms
 from sparse_lightning.flow.inputs import OPTIMIZER
 from sparse_lightning.flow.scorer import all_finite
+
+
+OBSERVED = 16
+"""The optimizer steps before an update whose inputs are observed: older ones are those of other weights."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,8 @@ class Scoring:
         needs_grams = configuration.compensation is not None or "removal_error" in self._names
         self._compensating = compensating() if needs_grams else None
         self._norms = TrainingInputNorms(model, self._parameters()) if "input_norm" in self._names else None
+        self._near = NearUpdates(configuration, OBSERVED)
+        self.at_step(0, is_owed=False)
         try:
             self._scorer.check(self._sources(0, 0.0, {}))
         except FlowError:
@@ -159,10 +166,22 @@ class Scoring:
         for observer in [each for each in (self._norms, self._compensating) if each is not None]:
             observer.reset()
 
-    def at_step(self, step: int) -> None:
-        """Observe Gram matrices before this step, if an update is near."""
+    def at_step(self, step: int, is_owed: bool) -> None:
+        """Observe the inputs of layers before this step, if an update is near.
+
+        Norms are observed now and then at other steps, for updates that no schedule announces.
+
+        Args:
+            step: the optimizer step.
+            is_owed: whether an update is made at it, whatever the schedule says.
+        """
+        if self._compensating is None and self._norms is None:
+            return
+        is_near = is_owed or self._near.includes(step)
         if self._compensating is not None:
-            self._compensating.at_step(step)
+            self._compensating.observe(is_near)
+        if self._norms is not None:
+            self._norms.is_observing = is_near or step % OBSERVED == 0
 
     @property
     def compensates(self) -> bool:
@@ -274,7 +293,7 @@ class Scoring:
         if self._growth:
             self._growth.load_state_dict(state["growth"])
         if self._compensating is not None:
-            self._compensating.load_state_dict(state.get("gram_matrices", {}), int(state["step"]))
+            self._compensating.load_state_dict(state.get("gram_matrices", {}))
         if self._norms is not None:
             by_name = {names[id(p)]: p for p in self._parameters()}
             unknown = sorted(set(state["input_norms"]) - set(by_name))

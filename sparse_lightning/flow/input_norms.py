@@ -124,18 +124,26 @@ class InputNorms(Mapping[Tensor, Tensor]):
 class TrainingInputNorms(InputNorms):
     """InputNorms of forward passes that train: those without gradients, as in validation, are ignored.
 
-    The mode of the layers does not matter: models that `from_pretrained` returns are trained in evaluation mode too.
+    While `is_observing` is False, only the first one of each layer after a reset is observed, so that no layer is
+    without norms that is in use. The mode of the layers does not matter: models that `from_pretrained` returns are
+    trained in evaluation mode too.
     Code that `torch.compile` has made before would not call the hooks, and later not stop to call them: it is
     compiled again.
     """
 
     def __init__(self, module: nn.Module, weights: Iterable[Tensor] | None = None) -> None:
         super().__init__(module, weights)
+        self.is_observing = True
+        """Whether all forward passes are observed now."""
         recompile()
 
     def _collect(self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and (self.is_observing or not self._has_seen(layer)):
             super()._collect(layer, inputs, named)
+
+    def _has_seen(self, layer: nn.Module) -> bool:
+        """Whether the inputs of a layer were observed since the last reset, on any rank before a checkpoint."""
+        return all(param in self.squares or param in self._before for param in self._own[layer])
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -1,0 +1,120 @@
+"""Inputs of layers are observed in the steps before an update, and now and then: what updates need, and little more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from sparse_lightning import NM, OBS, Blocks, Linear, Neurons, OneShot, Refit, Sparsifier, Wanda
+from sparse_lightning.engine.scoring import OBSERVED
+
+
+class Net(nn.Module):
+    """A layer for all batches, and one for some of them."""
+
+    def __init__(self, rare=()):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.rare, self.down = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.steps = set(rare)
+
+    def forward(self, x, step):
+        x = self.up(x).relu()
+        return self.down(self.rare(x) if step in self.steps else x)
+
+
+def batch(step):
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+
+
+def train(model, sparsifier, steps, call=None, rate=0.0):
+    """Attach, and make steps without momentum or noise, so that each is that of its number; return the optimizer."""
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    sparsifier.attach(model, optimizer)
+    go_on(model, optimizer, steps, call)
+    return optimizer
+
+
+def go_on(model, optimizer, steps, call=None):
+    for step in steps:
+        optimizer.zero_grad(set_to_none=False)
+        (call or model)(batch(step), step).square().mean().backward()
+        optimizer.step()
+
+
+def squares(steps):
+    return sum((batch(step).square().sum(0) for step in steps), torch.zeros(8))
+
+
+@settings(max_examples=20)
+@given(at=st.integers(0, 60), seen=st.integers(1, 60))
+def test_norms_are_those_of_the_steps_before_an_update_and_of_every_sixteenth(at, seen):
+    sparsifier = Sparsifier([Blocks("up.weight", (4, 4))], OneShot(0.5, at=at), Wanda())
+    train(Net(), sparsifier, range(seen))
+    found = sparsifier.state_dict()["input_norms"]
+    since = at + 1 if at < seen else 0
+    steps = [s for s in range(since, seen) if s <= at < s + OBSERVED or s % OBSERVED == 0 or s == since]
+    if not steps:
+        assert found == {}
+    else:
+        torch.testing.assert_close(found["up.weight"], squares(steps))
+
+
+@pytest.mark.parametrize("only", [3, 20, 39])
+def test_a_layer_that_is_called_once_long_before_an_update_has_norms(only):
+    model = Net(rare=[only])
+    sparsifier = Sparsifier([NM(["up.weight", "rare.weight"], 2, 4)], OneShot(0.5, at=40), Wanda())
+    train(model, sparsifier, range(42))
+    assert int((model.rare.weight == 0).sum()) == 32
+
+
+@pytest.mark.parametrize("stop", [1, 17, 30, 41, 44])
+@pytest.mark.parametrize("compensation", [None, Refit()])
+def test_a_run_resumes_bit_for_bit_inside_and_outside_of_windows(stop, compensation):
+    def made():
+        patterns = [Neurons("up", "down")] if compensation else [NM("up.weight", 2, 4)]
+        schedule = Linear(0.5, begin=40, end=60)
+        return Sparsifier(patterns, schedule, Wanda(), update_every=20, compensation=compensation)
+
+    whole, through = Net(), made()
+    train(whole, through, range(64), rate=0.1)
+    first, before = Net(), made()
+    train(first, before, range(stop), rate=0.1)
+    second, after = Net(), made()
+    second.load_state_dict(first.state_dict())
+    after.load_state_dict(before.state_dict())
+    train(second, after, range(stop, 64), rate=0.1)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(second.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("criterion", [Wanda(), OBS()])
+def test_an_update_that_is_owed_has_inputs_though_none_is_scheduled_soon(criterion):
+    model = Net()
+    sparsifier = Sparsifier([Neurons("up", "down")], OneShot(0.5, at=40), criterion)
+    optimizer = train(model, sparsifier, range(1))
+    sparsifier.seek(100)
+    go_on(model, optimizer, range(1, 3))
+    [mask] = sparsifier.masks.values()
+    assert mask.double().mean() == 0.5
+
+
+def test_an_update_by_hand_far_from_the_schedule_has_recent_norms():
+    sparsifier = Sparsifier([NM("up.weight", 2, 4)], OneShot(0.5, at=500), Wanda())
+    model = Net()
+    train(model, sparsifier, range(40))
+    torch.testing.assert_close(sparsifier.state_dict()["input_norms"]["up.weight"], squares([0, 16, 32]))
+    sparsifier.update_now()
+
+
+def test_a_compiled_model_is_observed_in_the_same_steps():
+    def masks(is_compiled):
+        model = Net()
+        sparsifier = Sparsifier([NM("up.weight", 2, 4)], OneShot(0.5, at=20), Wanda())
+        train(model, sparsifier, range(22), torch.compile(model.forward, backend="eager") if is_compiled else None)
+        return sparsifier.masks["up.weight"]
+
+    assert torch.equal(masks(True), masks(False))
