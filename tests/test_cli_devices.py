@@ -142,6 +142,7 @@ def test_the_same_run_with_ddp_and_fsdp2_by_lightning_and_by_torchrun(
     sharded = fsdp2_by_torchrun(runs(console_script), tmp_path / "fsdp2")
     check_same(ddp, sharded)
     refuse_to_resume(sharded, monkeypatch, capsys)
+    export_from_shards(sharded, monkeypatch)
     resume_until_ctrl_c(python, sharded)
 
 
@@ -194,6 +195,16 @@ def refuse_to_resume(run, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert said.count("its .metadata is a pickle") == 1, said
     assert "add trust_checkpoint=true to the command line" in said
+
+
+def export_from_shards(run, monkeypatch):
+    """The run has ended: no other process is started, and nothing is trained."""
+    monkeypatch.chdir(run.parents[2])
+    trained = (run / "model.safetensors").read_bytes()
+    (run / "model.safetensors").unlink()
+    said = ["recipe=small", "trainer=fsdp2", *TWO, "compare_dense=false", "export=weights"]
+    assert answer(["--config-dir", OWN, *said, f"folder={run}", "ckpt_path=last", "trust_checkpoint=true"]) == 0
+    assert (run / "model.safetensors").read_bytes() == trained
 
 
 def resume_until_ctrl_c(python, run):

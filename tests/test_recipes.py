@@ -8,6 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from small_data import save_bert, write_fashion, write_labelled
 
 from sparse_lightning.app.catalog import CONF, purpose
@@ -78,6 +80,11 @@ def test_a_hugging_face_model_of_ones_own_runs_with_a_text_of_ones_own(tmp_path,
     overrides = ["recipe=finetune_transformer", *own, *short, "trainer.enable_progress_bar=false"]
     result = run(compose(overrides).plain(str(tmp_path / "run")))
     assert re.search(r"actual sparsity .* 0\.[45]\d", result.table), result.table
+
+    run(compose([*overrides, "ckpt_path=last", "export=weights"]).plain(str(tmp_path / "run")))
+    trained = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    for name, weight in load_file(tmp_path / "run" / "model.safetensors").items():
+        assert torch.equal(weight, trained[name]), f"{name} is exported as it was before training"
 
 
 def test_an_encoder_of_ones_own_is_fine_tuned_on_texts_of_ones_own(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 import yaml
 
 from sparse_lightning.app.check import check
@@ -20,6 +19,7 @@ from sparse_lightning.app.fit import Fit
 from sparse_lightning.app.folders import last_checkpoint, newest_checkpoint
 from sparse_lightning.app.paths import check_written
 from sparse_lightning.app.rank_zero import is_rank_zero
+from sparse_lightning.app.saved_weights import load_weights
 from sparse_lightning.app.shards import check_checkpoint, check_model, check_word
 from sparse_lightning.report import REPORT_FILES, Report, add_export, write_page
 
@@ -152,8 +152,7 @@ class PreparedRun:
             for name in (*REPORT_FILES, "config.yaml", "dense.json"):
                 if (ended / name).is_file():
                     shutil.copyfile(ended / name, folder / name)
-        state = torch.load(ckpt_path, map_location="cpu", weights_only=True)["state_dict"]
-        model.load_state_dict(state)
+        load_weights(model, ckpt_path)
         model.trainer = self.trainer  # as after training: exporters show progress if it does
         self._export(folder, model)
         return RunResult(None, (folder / "table.txt").read_text("utf-8").rstrip(), folder)

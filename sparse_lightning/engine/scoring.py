@@ -23,7 +23,6 @@ from sparse_lightning.flow.input_norms import TrainingInputNorms
 from sparse_lightning.flow.inputs import OPTIMIZER
 from sparse_lightning.flow.scorer import all_finite
 
-
 OBSERVED = 16
 """The optimizer steps before an update whose inputs are observed: older ones are those of other weights."""
 
