@@ -151,6 +151,27 @@ def test_groups_have_any_size(monkeypatch, m, shape, dtype):
         assert torch.equal(ours, weight.masked_fill(mask, 0)), f"{n}:{m}"
 
 
+@each_select
+@given(data=st.data(), m=st.integers(1, 6), groups=st.integers(1, 5))
+def test_what_is_pruned_stays_so_and_the_best_of_the_others_are_kept(select, data, m, groups):
+    values = st.sampled_from([0.0, -0.0, 1.0, -2.0, math.inf, math.nan])
+    weight = torch.tensor(data.draw(st.lists(values, min_size=m * groups, max_size=m * groups)))
+    pruned = torch.tensor(data.draw(st.lists(st.booleans(), min_size=m * groups, max_size=m * groups)))
+    n = data.draw(st.integers(0, m))
+    before, mask = weight.clone(), select(weight, n, m, None, pruned)
+    assert not (pruned & ~mask).any()
+    assert torch.equal(torch.nan_to_num(weight), torch.nan_to_num(before.masked_fill(mask, 0)))
+    for own, gone, score in zip(mask.view(-1, m), pruned.view(-1, m), before.abs().view(-1, m), strict=True):
+        rivals = sorted((-x if x == x else 1, i) for i, x in enumerate(score.tolist()) if not gone[i])
+        assert (~own).nonzero().flatten().tolist() == sorted(i for _, i in rivals[:n])
+
+
+@pytest.mark.parametrize("pruned", [torch.zeros(2, 4, dtype=torch.bool), torch.zeros(2, 8)])
+def test_what_is_pruned_is_a_mask_of_the_shape_of_the_weight(pruned):
+    with pytest.raises(LayoutError, match="pass a boolean mask of the shape of the weight"):
+        nm_select.nm_select(torch.ones(2, 8), 2, 4, pruned=pruned)
+
+
 def test_selecting_needs_little_memory(copies):
     weight = torch.randn(1024, 4096)
     with copies() as made:
@@ -209,17 +230,18 @@ def many_groups(draw):
 
 
 @needs_native
-@given(many_groups(), st.integers(1, 3))
-def test_native_is_the_reference_bit_for_bit(case, threads):
+@given(many_groups(), st.integers(1, 3), st.sampled_from([None, 0.1, 0.9]))
+def test_native_is_the_reference_bit_for_bit(case, threads, fraction):
     weight, n, m, other = case
+    pruned = None if fraction is None else torch.rand(weight.shape) < fraction
     ours, theirs = weight.clone(), weight.clone()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        mask = native.nm_select(ours, n, m, other)
+        mask = native.nm_select(ours, n, m, other, pruned)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(mask, reference.nm_select(theirs, n, m, other)), "the mask is not the reference's"
+    assert torch.equal(mask, reference.nm_select(theirs, n, m, other, pruned)), "the mask is not the reference's"
     assert torch.equal(bits(ours), bits(theirs)), "the weights are not the reference's"
 
 
@@ -251,20 +273,24 @@ def alike_weights(draw):
     return weights, kept, m, [laid_out(drawn(factors, other_dtype, wanted), i) for i in range(number)]
 
 
-@given(alike_weights(), st.integers(1, 4))
-def test_many_weights_in_one_call_are_selected_as_each_by_itself(case, threads):
+@given(alike_weights(), st.integers(1, 4), st.sampled_from([None, "contiguous", "mixed"]))
+def test_many_weights_in_one_call_are_selected_as_each_by_itself(case, threads, strided):
     weights, kept, m, others = case
+    pruned = [torch.rand(w.shape) < 0.5 for w in weights] if strided else [None] * len(weights)
+    if strided == "mixed":
+        pruned = [torch.stack([mask, ~mask], -1)[..., 0] if i % 2 else mask for i, mask in enumerate(pruned)]
     ours, theirs = [w.clone() for w in weights], [w.clone() for w in weights]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with patch.object(native, "LARGE", 1), patch.object(native, "SMALL", 0):
-            masks = nm_select.nm_select_many(ours, kept, m, others)
+            masks = nm_select.nm_select_many(ours, kept, m, others, pruned if strided else None)
     finally:
         torch.set_num_threads(before)
     for i, weight in enumerate(theirs):
         other = None if others is None else others[i].expand(weight.shape)
-        assert torch.equal(masks[i], reference.nm_select(weight, kept[i], m, other)), f"mask {i} is not the reference's"
+        wanted = reference.nm_select(weight, kept[i], m, other, pruned[i])
+        assert torch.equal(masks[i], wanted), f"mask {i} is not the reference's"
         assert torch.equal(bits(ours[i]), bits(weight)), f"weight {i} is not the reference's"
 
 

@@ -215,7 +215,8 @@ def test_select(groups, dtype, strided, other):
         factor = torch.randn(shape if other == "gradient" else shape[-1:], device=case_device()).to(dtype).expand(shape)
     for n in sorted({0, 1, m // 2, m}) if factor is None else [m // 2]:
         ours, theirs = weight.clone(), weight.clone()
-        mask, wanted = triton.nm_select(ours, n, m, factor), select_reference.nm_select(theirs, n, m, factor)
+        pruned = torch.rand(shape, device=case_device()) < 0.3 if n == m // 2 else None
+        mask, wanted = (f.nm_select(w, n, m, factor, pruned) for f, w in ((triton, ours), (select_reference, theirs)))
         assert torch.equal(mask, wanted), f"{n}:{m}"
         assert same(ours, theirs), f"{n}:{m}"
 

@@ -112,8 +112,9 @@ def test_select(arch, dtype, group):
     m, other = group
     weight = torch.zeros(512, 512, dtype=dtype)
     factor = {"none": None, "gradient": weight.clone(), "norms": torch.ones(512).expand(512, 512)}[other]
+    pruned = torch.zeros(512, 512, dtype=torch.bool) if other == "norms" else None
     with compiled_for(arch) as compiled:
-        triton.nm_select(weight, m // 2, m, factor)
+        triton.nm_select(weight, m // 2, m, factor, pruned)
     (kernel,) = compiled
     assert spills(kernel) == 0
     assert wide_loads(kernel) == loads(kernel), "a load is narrower than 128 bits"

@@ -52,6 +52,11 @@ class NMGroups(MaskedScope):
             return local_like(tensor, self._spec.param)
         return self._spec.view.like(tensor).data
 
+    def _pruned(self) -> Tensor:
+        """Return the mask of the weights that this process holds."""
+        [mask] = self.masks.values()
+        return local_like(mask, self._spec.param) if self._is_whole else mask
+
     @classmethod
     def choose(
         cls, scopes: Sequence[Self], method: Method, context: UpdateContext, tensors: Sequence[Sequence[Tensor]]
@@ -64,7 +69,10 @@ class NMGroups(MaskedScope):
         kept = method.kept(context).reshape(len(scopes), -1).amax(-1).tolist()
         first, dim = scopes[0], scopes[0]._dim
         weights, *others = zip(*([t.movedim(dim, -1) for t in own] for own in tensors), strict=True)
-        chosen = nm_select_many(weights, kept, first._m, *others).movedim(-1, dim + 1)
+        # Scores of pruned weights, which may have changed since the last hold, are not those of zeros.
+        pruned = [scope._pruned().movedim(dim, -1) for scope in scopes]
+        factors = others[0] if others else None
+        chosen = nm_select_many(weights, kept, first._m, factors, pruned).movedim(-1, dim + 1)
         masks = united(chosen, first._spec.param)
         return context.scope.gather({scope._spec: mask for scope, mask in zip(scopes, masks, strict=True)})
 

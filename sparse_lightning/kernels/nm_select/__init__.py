@@ -1,7 +1,7 @@
 """nm_select: N:M sparsity in one pass over the weights: score, select and mask.
 
 A group is m consecutive weights along the last dimension. The n with the highest scores are kept, the others become
-+0.0; among equal scores the lower index is kept, and NaN ranks lowest. The score is `|w|`, or `|w·other|` if
++0.0; among equal scores the lower index is kept, and NaN ranks lowest. What is passed as `pruned` is never kept. The score is `|w|`, or `|w·other|` if
 `other` is passed: a gradient, or the norms of the inputs of a layer. It is computed in fp32 for narrower weights, and
 stored only for a small chunk of the weights at a time. Triton is optional, so its kernel is imported on first use.
 """
@@ -18,7 +18,7 @@ from sparse_lightning.kernels.availability import takes_triton
 from sparse_lightning.kernels.nm_select import native, reference
 
 
-def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Tensor:
+def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None, pruned: Tensor | None = None) -> Tensor:
     """Keep n of every m consecutive weights along the last dimension, in place; return the mask, True = pruned.
 
     Args:
@@ -26,6 +26,7 @@ def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Te
         n: the number of weights kept in each group, from 0 to m.
         m: the size of a group; it divides the last dimension.
         other: a factor of the scores; broadcasts against `weight`.
+        pruned: boolean, in the shape of `weight`: True for weights that stay pruned, whatever they are.
 
     Example:
         >>> import torch
@@ -35,11 +36,16 @@ def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Te
         >>> weight
         tensor([[ 0., -4.,  3.,  0.]])
     """
-    return _select(*_checked(weight, n, m, other), n, m)
+    _check_pruned(weight, pruned)
+    return _select(*_checked(weight, n, m, other), n, m, pruned)
 
 
 def nm_select_many(
-    weights: Sequence[Tensor], kept: Sequence[int], m: int, others: Sequence[Tensor] | None = None
+    weights: Sequence[Tensor],
+    kept: Sequence[int],
+    m: int,
+    others: Sequence[Tensor] | None = None,
+    pruned: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """Run `nm_select` on several weights of one shape; return their masks, `(weights, *shape)`.
 
@@ -50,6 +56,7 @@ def nm_select_many(
         kept: for each weight the number of weights kept in each group, from 0 to m.
         m: the size of a group; it divides the last dimension.
         others: for each weight a factor of its scores; None for magnitudes alone.
+        pruned: for each weight what stays pruned of it; None for nothing.
 
     Example:
         >>> import torch
@@ -60,20 +67,32 @@ def nm_select_many(
     factors = [None] * len(weights) if others is None else others
     checked = [_checked(*each) for each in zip(weights, kept, [m] * len(weights), factors, strict=True)]
     found, wide = [weight for weight, _ in checked], [other for _, other in checked if other is not None]
-    if native.takes(found, m, wide or None):
-        return native.nm_select_many(found, kept, m, wide or None)
-    return torch.stack([_select(*each, n, m) for each, n in zip(checked, kept, strict=True)])
+    before = [None] * len(weights) if pruned is None else list(pruned)
+    for weight, mask in zip(weights, before, strict=True):
+        _check_pruned(weight, mask)
+    if native.takes(found, m, wide or None, pruned):
+        return native.nm_select_many(found, kept, m, wide or None, pruned)
+    each = zip(checked, kept, before, strict=True)
+    return torch.stack([_select(*own, n, m, mask) for own, n, mask in each])
 
 
-def _select(weight: Tensor, other: Tensor | None, n: int, m: int) -> Tensor:
+def _select(weight: Tensor, other: Tensor | None, n: int, m: int, pruned: Tensor | None) -> Tensor:
     """Run the kernel for these tensors."""
     if takes_triton(weight):
         from sparse_lightning.kernels.nm_select import triton
 
-        return triton.nm_select(weight, n, m, other)
-    is_native = native.takes([weight], m, None if other is None else [other])
-    select = native.nm_select if is_native else reference.nm_select
-    return select(weight, n, m, other)
+        return triton.nm_select(weight, n, m, other, pruned)
+    others, before = (None if tensor is None else [tensor] for tensor in (other, pruned))
+    select = native.nm_select if native.takes([weight], m, others, before) else reference.nm_select
+    return select(weight, n, m, other, pruned)
+
+
+def _check_pruned(weight: Tensor, pruned: Tensor | None) -> None:
+    if pruned is not None and (pruned.shape != weight.shape or pruned.dtype != torch.bool):
+        raise LayoutError(
+            f"`pruned` is {pruned.dtype} of shape {tuple(pruned.shape)}: pass a boolean mask of the shape of the weight, "
+            f"{tuple(weight.shape)}"
+        )
 
 
 def _checked(weight: Tensor, n: int, m: int, other: Tensor | None) -> tuple[Tensor, Tensor | None]:

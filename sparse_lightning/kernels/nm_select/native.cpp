@@ -70,6 +70,9 @@ void multiply(const char* elements, int64_t step, Score* __restrict scores, int6
     each(count, step, [=](int64_t i, int64_t at) { scores[i] *= magnitude<Score>(from[at]); });
 }
 
+// The key of a weight that stays pruned: below that of NaN.
+constexpr int GONE = -2;
+
 // The bits of a score, read as an integer, are in the order of the scores; −1 ranks NaN below all.
 template <typename Key, typename Score>
 Key key_of(Score score) {
@@ -107,6 +110,18 @@ struct Scratch {
         const Score* __restrict from = scores.data();
         Key* __restrict key = first_key();
         for (int64_t i = 0; i < count; i++) key[i] = key_of<Key>(from[i]);
+    }
+
+    void mark_gone(const bool* pruned, int64_t step, int64_t count) {
+        Key* const key = first_key();
+        each(count, step, [=](int64_t i, int64_t at) { key[i] = pruned[at] ? Key(GONE) : key[i]; });
+    }
+
+    // What is gone ranks last, also in groups that have fewer others than are kept.
+    void rank_gone_last(int64_t count) {
+        const Key* const key = first_key();
+        Key* __restrict ranks = rank.data();
+        for (int64_t i = 0; i < count; i++) ranks[i] = key[i] == Key(GONE) ? Key(m) : ranks[i];
     }
 
     // How many of its group rank before each key: larger ones, and equal ones with a lower index.
@@ -183,10 +198,11 @@ int64_t width_of(int type) { return type == DOUBLE ? 8 : type == FLOAT ? 4 : 2; 
 
 // Key has at least 32 bits: the compiler does not vectorize narrower sums.
 template <typename Score, typename Key, typename Bits>
-void select(int64_t tensors, char* const* weights, int type, const char* const* others, int other_type, bool* masks,
-            int64_t dims, const int64_t* sizes, const int64_t* strides, const int64_t* kept, int64_t m, int threads) {
+void select(int64_t tensors, char* const* weights, int type, const char* const* others, int other_type,
+            const char* const* pruned, bool* masks, int64_t dims, const int64_t* sizes, const int64_t* strides,
+            const int64_t* kept, int64_t m, int threads) {
     const Rows weight{dims, sizes, strides, width_of(type)}, mask{dims, sizes, strides + dims, 1},
-        other{dims, sizes, strides + 2 * dims, width_of(other_type)};
+        other{dims, sizes, strides + 2 * dims, width_of(other_type)}, gone{dims, sizes, strides + 3 * dims, 1};
     const Read<Score> read = loader<Score>(type), times = multiplier<Score>(other_type);
     const Read<Key> read_keys = key_loader<Score, Key>(type);
     const int64_t length = sizes[dims - 1];
@@ -208,7 +224,12 @@ void select(int64_t tensors, char* const* weights, int type, const char* const* 
             } else {
                 read_keys(here, weight.step(), scratch.first_key(), count);
             }
+            if (pruned) {
+                const char* const there = pruned[tensor] + gone.offset(row, start);
+                scratch.mark_gone(reinterpret_cast<const bool*>(there), gone.step(), count);
+            }
             scratch.rank_keys(count);
+            if (pruned) scratch.rank_gone_last(count);
             scratch.write(reinterpret_cast<Bits*>(here), weight.step(),
                           masks + tensor * rows * length + mask.offset(row, start), mask.step(), count,
                           Key(kept[tensor]));
@@ -219,12 +240,13 @@ void select(int64_t tensors, char* const* weights, int type, const char* const* 
 }  // namespace
 
 // weights and others: the address of each tensor, and the type of their elements; others may be null.
-// masks: one after the other. strides: those of weights, masks and others. kept: of each group, for each tensor.
+// pruned: the address of what stays pruned of each tensor, or null. masks: one after the other. strides: those of
+// weights, masks, others and pruned. kept: of each group, for each tensor.
 extern "C" void nm_select(int64_t tensors, char* const* weights, int type, const char* const* others, int other_type,
-                          bool* masks, int64_t dims, const int64_t* sizes, const int64_t* strides, const int64_t* kept,
-                          int64_t m, int threads) {
+                          const char* const* pruned, bool* masks, int64_t dims, const int64_t* sizes,
+                          const int64_t* strides, const int64_t* kept, int64_t m, int threads) {
     const auto run = type == DOUBLE  ? select<double, int64_t, int64_t>
                      : type == FLOAT ? select<float, int32_t, int32_t>
                                      : select<float, int32_t, int16_t>;
-    run(tensors, weights, type, others, other_type, masks, dims, sizes, strides, kept, m, threads);
+    run(tensors, weights, type, others, other_type, pruned, masks, dims, sizes, strides, kept, m, threads);
 }

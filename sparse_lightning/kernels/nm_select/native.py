@@ -28,10 +28,15 @@ TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3
 """The numbers by which the kernel knows the types of elements."""
 
 
-def takes(weights: Sequence[Tensor], m: int, others: Sequence[Tensor] | None = None) -> bool:
+def takes(
+    weights: Sequence[Tensor],
+    m: int,
+    others: Sequence[Tensor] | None = None,
+    pruned: Sequence[Tensor] | None = None,
+) -> bool:
     """Whether the kernel is worth running on these tensors, can do so in one call, and can be built on this machine."""
     fits = _are_alike(weights) and weights[0].dtype in TYPES and m <= LARGEST_GROUP
-    fits = fits and (others is None or _are_alike(others))
+    fits = fits and (others is None or _are_alike(others)) and (pruned is None or _are_alike(pruned))
     return fits and len(weights) * weights[0].numel() >= LARGE and library(SOURCE) is not None
 
 
@@ -42,13 +47,18 @@ def _are_alike(tensors: Sequence[Tensor]) -> bool:
     return all(t.device.type == "cpu" for t in tensors) and all(alike)
 
 
-def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Tensor:
-    """Keep n of every m neighbours; `other` has the shape of the weight."""
-    return nm_select_many([weight], [n], m, None if other is None else [other])[0]
+def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None, pruned: Tensor | None = None) -> Tensor:
+    """Keep n of every m neighbours; `other` and `pruned` have the shape of the weight."""
+    others, before = (None if tensor is None else [tensor] for tensor in (other, pruned))
+    return nm_select_many([weight], [n], m, others, before)[0]
 
 
 def nm_select_many(
-    weights: Sequence[Tensor], kept: Sequence[int], m: int, others: Sequence[Tensor] | None = None
+    weights: Sequence[Tensor],
+    kept: Sequence[int],
+    m: int,
+    others: Sequence[Tensor] | None = None,
+    pruned: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """Keep some of every m neighbours of tensors that lie alike; return their masks, `(tensors, *shape)`."""
     first = weights[0]
@@ -56,8 +66,9 @@ def nm_select_many(
     if not masks.numel():
         return masks
     factors = weights if others is None else [_readable(other, first.dtype) for other in others]
+    before = masks if pruned is None else pruned
     # Groups do not cross the merged dimensions: m divides the last one.
-    runs = coalesce(first.shape, first.stride(), masks.stride()[1:], factors[0].stride())
+    runs = coalesce(first.shape, first.stride(), masks.stride()[1:], factors[0].stride(), before[0].stride())
     built = library(SOURCE)
     assert built is not None, "`takes` has checked"
     built.nm_select(
@@ -66,10 +77,11 @@ def nm_select_many(
         ctypes.c_int(TYPES[first.dtype]),
         None if others is None else _integers([factor.data_ptr() for factor in factors]),
         ctypes.c_int(TYPES[factors[0].dtype]),
+        None if pruned is None else _integers([mask.data_ptr() for mask in pruned]),
         ctypes.c_void_p(masks.data_ptr()),
         ctypes.c_int64(len(runs)),
         _integers([run.size for run in runs]),
-        _integers([run.strides[i] for i in range(3) for run in runs]),
+        _integers([run.strides[i] for i in range(4) for run in runs]),
         _integers(kept),
         ctypes.c_int64(m),
         ctypes.c_int(torch.get_num_threads() if masks.numel() > SMALL else 1),

@@ -9,18 +9,30 @@ from sparse_lightning.kernels.block_score.reference import accumulation_dtype
 from sparse_lightning.kernels.chunks import chunks
 
 
-def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None) -> Tensor:
-    """Keep n of every m neighbours; `other` has the shape of the weight. Sorts in chunks, to need little memory."""
+GONE, UNKNOWN = -2.0, -1.0
+"""What stays pruned, and NaN, rank below all scores, which are not negative."""
+
+
+def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None, pruned: Tensor | None = None) -> Tensor:
+    """Keep n of every m neighbours; `other` and `pruned` have the shape of the weight.
+
+    Sorts in chunks, to need little memory.
+    """
     mask = torch.empty(weight.shape, dtype=torch.bool, device=weight.device)
-    groups, others = _groups(weight, m), None if other is None else _groups(other, m)
+    groups, others, before = (None if t is None else _groups(t, m) for t in (weight, other, pruned))
+    assert groups is not None
     # In addition to the scores, a chunk needs their sorted values and 64-bit indices.
     for piece in chunks(groups.shape[:-1], weight.device, each=8 * m):
         ranked = scores(groups[piece], None if others is None else others[piece])
-        # An ascending sort of torch puts NaN last.
-        worst = ranked.neg_().sort(dim=-1, stable=True).indices[..., n:]
-        pruned = torch.zeros(ranked.shape, dtype=torch.bool, device=weight.device).scatter_(-1, worst, True)
-        groups[piece].masked_fill_(pruned, 0)
-        _groups(mask, m)[piece] = pruned
+        ranked.masked_fill_(ranked.isnan(), UNKNOWN)
+        if before is not None:
+            ranked.masked_fill_(before[piece], GONE)
+        worst = ranked.sort(dim=-1, descending=True, stable=True).indices[..., n:]
+        chosen = torch.zeros(ranked.shape, dtype=torch.bool, device=weight.device).scatter_(-1, worst, True)
+        if before is not None:
+            chosen |= before[piece]
+        groups[piece].masked_fill_(chosen, 0)
+        _groups(mask, m)[piece] = chosen
     return mask
 
 
