@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sparse_lightning import NM, OBS, Blocks, Linear, Neurons, OneShot, Refit, Sparsifier, Wanda
+from sparse_lightning import (
+    NM,
+    OBS,
+    AverageTaylor,
+    Blocks,
+    Linear,
+    Magnitude,
+    Neurons,
+    OneShot,
+    Refit,
+    Sparsifier,
+    Wanda,
+)
 from sparse_lightning.engine.scoring import OBSERVED
 
 
@@ -110,11 +124,75 @@ def test_an_update_by_hand_far_from_the_schedule_has_recent_norms():
     sparsifier.update_now()
 
 
-def test_a_compiled_model_is_observed_in_the_same_steps():
+@pytest.mark.parametrize("criterion", [Wanda(), AverageTaylor()])
+def test_updates_before_the_span_of_a_schedule_are_foreseen(criterion):
+    @dataclass(frozen=True)
+    class Early(Linear):
+        def is_update(self, step, every=1):
+            return step in (20, 50)
+
+    model = Net()
+    sparsifier = Sparsifier([Blocks("up.weight", (4, 4))], Early(0.5, begin=40, end=60), criterion)
+    train(model, sparsifier, range(20))
+    state = sparsifier.state_dict()
+    if isinstance(criterion, Wanda):
+        torch.testing.assert_close(state["input_norms"]["up.weight"], squares([0, *range(5, 20)]))
+    else:
+        [share] = state["scorer"]["fields"]["share of average"].values()
+        torch.testing.assert_close(float(share.max()), 1 - 0.9**9, msg="nine steps are observed before the update")
+
+
+@pytest.mark.parametrize("odd", [torch.inf, torch.nan])
+@pytest.mark.parametrize(
+    ("criterion", "compensation"),
+    [(Wanda(), None), (OBS(), None), (Magnitude(), Refit())],
+    ids=["Wanda", "OBS", "Refit"],
+)
+@pytest.mark.filterwarnings("ignore:.* the update is repeated at the next step")
+def test_one_batch_that_is_not_finite_and_is_skipped_postpones_an_update_by_one_step(criterion, compensation, odd):
+    model = Net()
+    sparsifier = Sparsifier([Neurons("up", "down")], OneShot(0.5, at=20), criterion, compensation=compensation)
+    optimizer = train(model, sparsifier, range(10))
+    wrong = batch(10)
+    wrong[0, 0] = odd
+    model(wrong, 10).square().mean().backward()  # and no step, as a GradScaler does
+    go_on(model, optimizer, range(10, 30))
+    assert sparsifier.last_update.step == 21
+    [mask] = sparsifier.masks.values()
+    assert mask.double().mean() == 0.5
+    assert all(param.isfinite().all() for param in model.parameters())
+
+
+def test_blocks_that_are_compiled_one_by_one_stay_within_the_limit_of_dynamo():
+    """Each is compiled for itself, and the limit is one of all of them: as many graphs as blocks, and few more."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return x + self.down(self.up(x).relu())
+
+    model = nn.Sequential(*[Block() for _ in range(4)])
+    for block in model:
+        block.compile(backend="eager", fullgraph=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    sparsifier = Sparsifier([Blocks("*.weight", (4, 4))], Linear(0.5, begin=20, end=140), Wanda(), update_every=20)
+    sparsifier.attach(model, optimizer)
+    for step in range(145):
+        optimizer.zero_grad()
+        model(batch(step)).square().mean().backward()
+        sparsifier.before_step()
+        optimizer.step()
+    assert sparsifier.sparsity() == 0.5
+
+
+def test_a_compiled_model_has_norms():
     def masks(is_compiled):
         model = Net()
-        sparsifier = Sparsifier([NM("up.weight", 2, 4)], OneShot(0.5, at=20), Wanda())
-        train(model, sparsifier, range(22), torch.compile(model.forward, backend="eager") if is_compiled else None)
+        sparsifier = Sparsifier([NM("up.weight", 2, 4)], OneShot(0.5, at=12), Wanda())
+        train(model, sparsifier, range(14), torch.compile(model.forward, backend="eager") if is_compiled else None)
         return sparsifier.masks["up.weight"]
 
     assert torch.equal(masks(True), masks(False))

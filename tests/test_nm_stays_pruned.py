@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from pairwise import parametrize
@@ -49,7 +51,7 @@ def test_no_weight_grows_again(criterion, how, prepares):
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     sparsifier = Sparsifier([NM("*.weight")], schedule, criterion, method, update_every=5)
     found = masks_of(sparsifier, model, 70, prepares, silent=range(8))
-    for earlier, later in zip(found, found[1:], strict=False):
+    for earlier, later in itertools.pairwise(found):
         for name in earlier:
             assert not (earlier[name] & ~later[name]).any(), name
     for name, mask in found[-1].items():

@@ -12,6 +12,7 @@ from sparse_lightning.blocks.shards import has_others, is_sharded, summed
 from sparse_lightning.compat.torch import recompile
 from sparse_lightning.compensation.reading_layer import ReadingLayer, reading_layers
 from sparse_lightning.errors import PatternError, SparseLightningError
+from sparse_lightning.flow.finite import all_finite
 from sparse_lightning.flow.own_hook import OwnHook
 
 
@@ -81,8 +82,9 @@ class GramMatrices:
         total = self._total(self._of[id(weight)])
         if total is None:
             raise SparseLightningError(
-                f"{self._of[id(weight)].name} has had no inputs since the last update: run batches through this layer "
-                "before it is pruned with compensation, or exclude it"
+                f"{self._of[id(weight)].name} has had no inputs that were observed since the last update: run batches "
+                "through this layer, or exclude it. A Sparsifier observes those of the 16 steps before an update of "
+                "its schedule"
             )
         return total
 
@@ -113,6 +115,10 @@ class GramMatrices:
         counts = not has_others() or torch.distributed.get_rank() == 0
         named = {layer.name: layer for layer in self.layers if layer.name in totals and counts}
         self._sums = {id(layer.weight): totals[n].to(layer.weight.device).clone() for n, layer in named.items()}
+
+    def is_finite(self) -> bool:
+        """Whether all that this process has observed is finite."""
+        return bool(all_finite(self._sums.values()))
 
     def reset(self) -> None:
         """Set all matrices to zero observations, and continue to observe."""

@@ -49,6 +49,10 @@ class Compensating:
         if self._compensation is not None:
             compensate(self._compensation, self._blocks, masks, self._grams)
 
+    def is_finite(self) -> bool:
+        """Whether the inputs that this process has observed are finite."""
+        return self._grams.is_finite()
+
     def reset(self) -> None:
         """Start new Gram matrices after an update."""
         self._grams.reset()

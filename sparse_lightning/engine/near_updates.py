@@ -29,9 +29,8 @@ class NearUpdates:
 
         `_clear` are the steps that are known to have none, so that a run asks the schedule for each step once or twice.
         """
-        first = max(step, self._schedule.span[0])
-        if not self._clear.start <= first <= self._clear.stop:  # after an update, or a run that is resumed
-            self._clear = range(first, first)
+        if not self._clear.start <= step <= self._clear.stop:  # after an update, or a run that is resumed
+            self._clear = range(step, step)
         at, end = self._clear.stop, step + self._steps
         while at < end and not self._schedule.is_update(at, self._every):
             at += 1

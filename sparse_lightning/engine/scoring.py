@@ -19,9 +19,9 @@ from sparse_lightning.engine.observation import Observation
 from sparse_lightning.engine.ranks import check_masks
 from sparse_lightning.errors import CheckpointError, FlowError, ScoreWarning
 from sparse_lightning.flow import Criterion, Proposal, Scorer, Sources
+from sparse_lightning.flow.finite import all_finite
 from sparse_lightning.flow.input_norms import TrainingInputNorms
 from sparse_lightning.flow.inputs import OPTIMIZER
-from sparse_lightning.flow.scorer import all_finite
 
 OBSERVED = 16
 """The optimizer steps before an update whose inputs are observed: older ones are those of other weights."""
@@ -224,6 +224,9 @@ class Scoring:
         self._in_turn = 0
         if self._waits_for_state():
             return None
+        if self._forgets(self._compensating):
+            _warn_postponed([scope.name for scope in self._scopes], "have layers with inputs that are not finite", step)
+            return None
         sources = self._sources(step, target, masks)
         proposals = [scorer.propose(sources) for scorer in self._scorers()]
         broken = [name for proposal in proposals for name in self._not_finite(proposal)]
@@ -231,6 +234,7 @@ class Scoring:
         later = {scope.name: scope.scored_later(sources) for scope in self._scopes}
         broken += _not_finite_in(later)
         if check_masks(masks, bool(broken)):
+            self._forgets(self._norms)
             _warn_postponed(broken, "have scores that are not finite", step)
             return None
         for scorer, proposal in zip(self._scorers(), proposals, strict=True):
@@ -238,6 +242,16 @@ class Scoring:
         by_criterion, *by_growth = [proposal.scores for proposal in proposals]
         exponent = self._scorer.criterion.size_exponent
         return Scores(by_criterion, by_growth[0] if by_growth else {}, exponent, sources, later)
+
+    def _forgets(self, observer: Compensating | TrainingInputNorms | None) -> bool:
+        """Start anew where the inputs that any rank has observed are not finite, and would stay so; return whether.
+
+        All ranks must call it.
+        """
+        if observer is None or not any_rank(not observer.is_finite(), self._device):
+            return False
+        observer.reset()
+        return True
 
     def first_mask(self, scores: Scores) -> Scores:
         """Return scores by the criterion of the first mask, where the method has one."""

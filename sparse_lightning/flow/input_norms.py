@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparse_lightning.blocks.shards import has_others, is_sharded, summed
+from sparse_lightning.blocks.shards import has_others, held, is_sharded, summed
 from sparse_lightning.compat.torch import recompile
+from sparse_lightning.flow.finite import all_finite
 from sparse_lightning.flow.own_hook import OwnHook
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -110,6 +111,10 @@ class InputNorms(Mapping[Tensor, Tensor]):
     def __contains__(self, weight: object) -> bool:
         return weight in self.squares
 
+    def is_finite(self) -> bool:
+        """Whether all that this process has observed is finite."""
+        return bool(all_finite(map(held, (*self.squares.values(), *self._before.values()))))
+
     def reset(self) -> None:
         """Set all norms to zero observations, and continue to observe."""
         self.squares, self._before = {}, {}
@@ -125,8 +130,9 @@ class TrainingInputNorms(InputNorms):
     """InputNorms of forward passes that train: those without gradients, as in validation, are ignored.
 
     While `is_observing` is False, only the first one of each layer after a reset is observed, so that no layer is
-    without norms that is in use. The mode of the layers does not matter: models that `from_pretrained` returns are
-    trained in evaluation mode too.
+    without norms that is in use. Compiled code observes all of them: it would be compiled again for each change.
+
+    The mode of the layers does not matter: models that `from_pretrained` returns are trained in evaluation mode too.
     Code that `torch.compile` has made before would not call the hooks, and later not stop to call them: it is
     compiled again.
     """
@@ -138,7 +144,9 @@ class TrainingInputNorms(InputNorms):
         recompile()
 
     def _collect(self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if torch.is_grad_enabled() and (self.is_observing or not self._has_seen(layer)):
+        if not torch.is_grad_enabled():
+            return
+        if torch.compiler.is_compiling() or self.is_observing or not self._has_seen(layer):
             super()._collect(layer, inputs, named)
 
     def _has_seen(self, layer: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.errors import CheckpointError, FlowError, did_you_mean
 from sparse_lightning.flow.criterion import Criterion
+from sparse_lightning.flow.finite import all_finite
 from sparse_lightning.flow.grid_run import GridRun, parts_of
 from sparse_lightning.flow.paged import EntryIndex, PagedField, PageTable, shortened
 from sparse_lightning.flow.program import Program, trace
@@ -335,15 +336,3 @@ def _alike_specs(stack: ScopeStack) -> Iterator[list[BlockSpec]]:
     """Yield the specs that stand at the same place in each scope of a stack."""
     listed = [[spec for block in scope.blocks() for spec in block.blocks()] for scope in stack.scopes]
     yield from (list(specs) for specs in zip(*listed, strict=True))
-
-
-def all_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Return whether all values are finite, as a tensor on the device of the first; each is read once."""
-    ends = [end for values in tensors if values.numel() for end in torch.aminmax(_distinct(values))]
-    return torch.stack([end.to(ends[0].device) for end in ends]).isfinite().all() if ends else torch.tensor(True)
-
-
-def _distinct(values: Tensor) -> Tensor:
-    """Return a tensor without the repetitions of dimensions that were expanded."""
-    stride = values.stride()
-    return values[tuple(slice(None if s else 1) for s in stride)] if 0 in stride else values

@@ -1,9 +1,11 @@
 """nm_select: N:M sparsity in one pass over the weights: score, select and mask.
 
 A group is m consecutive weights along the last dimension. The n with the highest scores are kept, the others become
-+0.0; among equal scores the lower index is kept, and NaN ranks lowest. What is passed as `pruned` is never kept. The score is `|w|`, or `|w·other|` if
-`other` is passed: a gradient, or the norms of the inputs of a layer. It is computed in fp32 for narrower weights, and
-stored only for a small chunk of the weights at a time. Triton is optional, so its kernel is imported on first use.
++0.0; among equal scores the lower index is kept, and NaN ranks lowest. What is passed as `pruned` is never kept.
+
+The score is `|w|`, or `|w·other|` if `other` is passed: a gradient, or the norms of the inputs of a layer. It is
+computed in fp32 for narrower weights, and stored only for a small chunk of the weights at a time. Triton is optional,
+so its kernel is imported on first use.
 """
 
 from __future__ import annotations
@@ -90,8 +92,8 @@ def _select(weight: Tensor, other: Tensor | None, n: int, m: int, pruned: Tensor
 def _check_pruned(weight: Tensor, pruned: Tensor | None) -> None:
     if pruned is not None and (pruned.shape != weight.shape or pruned.dtype != torch.bool):
         raise LayoutError(
-            f"`pruned` is {pruned.dtype} of shape {tuple(pruned.shape)}: pass a boolean mask of the shape of the weight, "
-            f"{tuple(weight.shape)}"
+            f"`pruned` is {pruned.dtype} of shape {tuple(pruned.shape)}: pass a boolean mask of the shape of the "
+            f"weight, {tuple(weight.shape)}"
         )
 
 

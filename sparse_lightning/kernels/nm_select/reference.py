@@ -8,7 +8,6 @@ from torch import Tensor
 from sparse_lightning.kernels.block_score.reference import accumulation_dtype
 from sparse_lightning.kernels.chunks import chunks
 
-
 GONE, UNKNOWN = -2.0, -1.0
 """What stays pruned, and NaN, rank below all scores, which are not negative."""
 

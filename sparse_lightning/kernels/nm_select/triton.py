@@ -68,9 +68,9 @@ def _select(  # type: ignore[no-untyped-def]
 ):
     """Rank each group of M and zero all but N of it. A group takes LANES columns of the tile, a power of two.
 
-    Bytes for each weight of b bytes: b loaded, b stored, 1 of the mask stored, and those of `other` loaded where it
-    is passed, and 1 of the mask where some are pruned before (AGAIN). The minimum is the same, except that only (M − N)/M of the weights have to be stored: they are scattered
-    over all sectors of the memory, so whole vectors cost no more.
+    Bytes for each weight of b bytes: b loaded, b stored, 1 of the mask stored, those of `other` loaded where it is
+    passed, and 1 of the mask where some are pruned before (AGAIN). The minimum is the same, except that only (M − N)/M
+    of the weights have to be stored: they are scattered over all sectors of the memory, so whole vectors cost no more.
     """
     pid = tl.program_id(0).to(tl.int64)
     across = tl.cdiv(groups * LANES, COLUMNS)
