@@ -9,6 +9,7 @@ from zipfile import ZipFile
 
 import forked
 import pytest
+import torch
 
 from sparse_lightning.app.cli import main
 from sparse_lightning.app.compose import compose
@@ -90,6 +91,25 @@ def test_an_ended_run_that_is_resumed_at_its_end_keeps_its_metrics(tmp_path):
     assert "train_loss" in after["sparse"]
     [line] = [line for line in again.table.splitlines() if line.startswith("train_loss")]
     assert line in made.table
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_run_that_is_trained_longer_is_compared_to_a_baseline_that_is_too(tmp_path):
+    def train(folder, epochs, *more):
+        run(compose(["recipe=small", f"trainer.max_epochs={epochs}", *more], OWN).plain(folder))
+        last = torch.load(folder / "dense" / "checkpoints" / "last.ckpt", weights_only=True)
+        return last["epoch"], (folder / "dense.json").read_text("utf-8")
+
+    first, short = train(tmp_path / "on", 2)
+    now, longer = train(tmp_path / "on", 4, "ckpt_path=last")
+    assert (first, now) == (2, 4)
+    assert short != longer
+    assert json.loads((tmp_path / "on" / "results.json").read_text("utf-8"))["dense"] == json.loads(longer)
+    before = (tmp_path / "on" / "dense.json").stat().st_mtime_ns
+    train(tmp_path / "on", 4, "ckpt_path=last", "export=weights")
+    assert (tmp_path / "on" / "dense.json").stat().st_mtime_ns == before, "it was long enough"
+    assert train(tmp_path / "elsewhere", 5, f"ckpt_path={tmp_path}/on/checkpoints/last.ckpt")[0] == 5
 
 
 @pytest.fixture

@@ -163,6 +163,7 @@ def test_one_batch_that_is_not_finite_and_is_skipped_postpones_an_update_by_one_
     assert all(param.isfinite().all() for param in model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's own, while it compiles
 def test_blocks_that_are_compiled_one_by_one_stay_within_the_limit_of_dynamo():
     """Each is compiled for itself, and the limit is one of all of them: as many graphs as blocks, and few more."""
 

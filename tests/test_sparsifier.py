@@ -89,6 +89,9 @@ def frozen():
     [
         (lambda: attach(schedule=Cubic(0.5)), SparsityError, "end=0.7 of Cubic .* total_steps is unknown"),
         (lambda: attach(update_every=0), SparsityError, "update_every=0 is out of range: pass 1 or more"),
+        (lambda: attach(update_every=2.5), SparsityError, "update_every=2.5 is out of range: .* a whole number"),
+        (lambda: attach(observe_every=True), SparsityError, "observe_every=True is out of range"),
+        (lambda: attach(seed=None), SparsityError, "seed=None is not a whole number"),
         (lambda: attach(patterns=[Blocks("upp.weight", (4, 4))]), PatternError, "did you mean 'up.weight'"),
         (lambda: attach(patterns=[]), PatternError, "no patterns were passed"),
         (lambda: attach(patterns=[Blocks(LAYERS, (5, 4))]), PatternError, r"up.weight of shape \(32, 16\)"),

@@ -62,7 +62,7 @@ class EndedRun:
         before, now = self.config.get("trainer") or {}, config["trainer"]
         if not self.is_complete and all(before.get(name) == now.get(name) for name in LIMITS):
             return True
-        return any(_is_higher(now.get(name), before.get(name)) for name in LIMITS)
+        return is_longer(config, self.config)
 
     def check_export(self, config: Mapping[str, Any]) -> None:
         """Raise `ConfigError` unless a configuration exports this run, and would train it as it was trained."""
@@ -99,8 +99,20 @@ class EndedRun:
         return f", {' '.join(kept)}" if kept else ""
 
 
+def is_longer(config: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether a configuration has a higher limit than that of a run before."""
+    limits, reached = config["trainer"], before.get("trainer") or {}
+    return any(_is_higher(limits.get(name), reached.get(name)) for name in LIMITS)
+
+
+def ended_with(folder: Path) -> dict[str, Any] | None:
+    """Return the configuration that a run, or a dense baseline in its folder, has ended with; None for none."""
+    file = folder / RECORD
+    return (yaml.safe_load(file.read_text("utf-8")) or {}) if file.is_file() else None
+
+
 def note_end(folder: Path, config: Mapping[str, Any]) -> None:
-    """Record the configuration that a run has ended with."""
+    """Record the configuration that a run, or a dense baseline, has ended with."""
     (folder / RECORD).write_text(yaml.safe_dump(dict(config), sort_keys=False), "utf-8")
 
 

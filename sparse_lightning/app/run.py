@@ -13,7 +13,7 @@ import lightning as L
 import yaml
 
 from sparse_lightning.app.check import check
-from sparse_lightning.app.ended import EndedRun, kept_record, note_end
+from sparse_lightning.app.ended import EndedRun, ended_with, is_longer, kept_record, note_end
 from sparse_lightning.app.factory import Factory
 from sparse_lightning.app.fit import Fit
 from sparse_lightning.app.folders import last_checkpoint, newest_checkpoint
@@ -175,15 +175,13 @@ class PreparedRun:
     def _dense(self, folder: Path) -> dict[str, float]:
         """Train the dense baseline, with equal initial weights, data and trainer settings; return its metrics.
 
-        A resumed run reads those of a baseline that has ended.
+        A resumed run reads those of a baseline that has ended, and trains it on where the run is trained longer.
         """
-        file = folder / "dense.json"
-        given = self.config["ckpt_path"]
-        resumes = given == "last"
-        ended = file if resumes or given is None else Path(given).resolve().parent.parent / "dense.json"
-        if given is not None and ended.is_file():
-            return {name: float(value) for name, value in json.loads(ended.read_text("utf-8")).items()}
-        ckpt_path = last_checkpoint(folder / "dense" / "checkpoints") if resumes else None
+        file, given = folder / "dense.json", self.config["ckpt_path"]
+        source = folder if given in (None, "last") else Path(given).resolve().parent.parent
+        if given is not None and (source / "dense.json").is_file() and not self._is_longer_than(source):
+            return {n: float(x) for n, x in json.loads((source / "dense.json").read_text("utf-8")).items()}
+        ckpt_path = None if given is None else last_checkpoint(source / "dense" / "checkpoints")
         baseline = Fit(self._factory, "dense baseline")
         model, data = self._factory.model_and_data()
         check_checkpoint(baseline.trainer, model, ckpt_path)
@@ -192,4 +190,10 @@ class PreparedRun:
         metrics = {name: float(value) for name, value in baseline.trainer.callback_metrics.items()}
         if baseline.trainer.is_global_zero:
             file.write_text(json.dumps(metrics, indent=2), "utf-8")
+            note_end(folder / "dense", self.config)
         return metrics
+
+    def _is_longer_than(self, source: Path) -> bool:
+        """Whether this run is trained longer than the dense baseline in a folder was."""
+        before = ended_with(source / "dense") or ended_with(source)  # earlier versions have the second one only
+        return before is not None and is_longer(self.config, before)

@@ -9,9 +9,10 @@ from sparse_lightning.callbacks.checkpoint import SparseModelCheckpoint
 from sparse_lightning.callbacks.sparsity import SparsityCallback
 
 if TYPE_CHECKING:
-    from sparse_lightning.callbacks.huggingface import HuggingFaceCallback
+    from sparse_lightning.callbacks.huggingface import HuggingFaceCallback as HuggingFaceCallback
 
-__all__ = ["HuggingFaceCallback", "SparseModelCheckpoint", "SparsityCallback"]
+# Without HuggingFaceCallback, which `import *` would import.
+__all__ = ["SparseModelCheckpoint", "SparsityCallback"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
@@ -87,10 +88,11 @@ class Sparsifier:
         masks: FirstMasks = None,
         compensation: Compensation | None = None,
     ) -> None:
-        if observe_every is not None and observe_every < 1:
-            raise SparsityError(f"observe_every={observe_every} is out of range: pass 1 or more optimizer steps")
-        if update_every is not None and update_every < 1:
-            raise SparsityError(f"update_every={update_every} is out of range: pass 1 or more optimizer steps")
+        for name, steps in (("observe_every", observe_every), ("update_every", update_every)):
+            if steps is not None and (not _is_whole(steps) or steps < 1):
+                raise SparsityError(f"{name}={steps!r} is out of range: pass 1 or more optimizer steps, a whole number")
+        if not _is_whole(seed):
+            raise SparsityError(f"seed={seed!r} is not a whole number: pass one")
         patterns = unwrapped(patterns)
         check_lowering(lowering)
         check_first_masks(masks)
@@ -320,3 +322,8 @@ def _zero_fraction(scopes: Iterable[MaskedScope]) -> float:
         scope.check_has_values()
     zero, weights = count_zeros(block for scope in listed for block in scope.scope.blocks())
     return zero / weights if weights else 0.0
+
+
+def _is_whole(number: Any) -> bool:
+    """Whether a number is an integer, of Python or numpy."""
+    return isinstance(number, Integral) and not isinstance(number, bool)

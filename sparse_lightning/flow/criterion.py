@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from inspect import signature
 
 from sparse_lightning.flow.context import Value
 from sparse_lightning.flow.inputs import Inputs
@@ -45,3 +46,8 @@ class Criterion(ABC):
     @abstractmethod
     def flow(self, x: Inputs) -> Value:
         """Return one score per block, computed from the inputs `x`."""
+
+    def __repr__(self) -> str:
+        """Return the call that made it, as far as attributes have the names of arguments."""
+        names = [name for name in signature(type(self)).parameters if name in vars(self)]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
