@@ -73,6 +73,7 @@ def test_pruned_units_are_removed_after_the_last_update_and_the_rest_trains_on()
 def test_a_run_counts_its_updates_and_the_smaller_steps_after_the_last_one():
     masked = {"step held": 1.1, "step between": 1.2, "update": 0.5}
     assert whole_run(masked) == pytest.approx(1.1 + 30 / 1000 * (9 * 0.1 + 0.5))
+    assert whole_run({**masked, "run": 1.3}) == 1.3, "it was timed"
     removed = {"step held": 1.1, "update": 0.5, "step small": 0.6, "removal": 20.0}
     assert whole_run(removed) == pytest.approx(0.7 * 1.1 + 0.3 * 0.6 + (30 * 0.5 + 20) / 1000)
 

@@ -48,6 +48,9 @@ SIZES = [
 ]
 PATTERNS = ("1×1", "32×32", "2:4", "units", "4×4")
 
+WHOLE = ("2:4", "units")
+"""Patterns whose runs are timed as a whole, in models of few tensors: steps of a run differ more than a sum can say."""
+
 
 def cases(kinds: list[type[Peer]]) -> Iterator[tuple[type[Peer], Size, str, Case]]:
     """Every library that can do a pattern, at every size."""
@@ -94,6 +97,8 @@ def measured(kind: type[Peer], size: Size, pattern: str) -> dict[str, float]:
         steps["update"] = first_update(kind, size, plan("once", DENSE_STEPS), stacks["dense"])
     check(stacks["held"].peer, stacks["held"].peer.finish())
     found = {"update": max(0.0, steps["update"] - steps["held"]), **shrunk(stacks["held"], stacks["dense"], size)}
+    if pattern in WHOLE and size.weights * size.tensors <= 100_000_000:
+        found["run"] = whole_run(kind, size, plan("cubic"), stacks["dense"])
     stacks.clear()
     gc.collect()
     for name in rhythms:
@@ -111,6 +116,25 @@ def shrunk(pruned: Stack, dense: Stack, size: Size) -> dict[str, float]:
     pruned.peer = smaller
     step = ratios({"dense": dense.step, "small": pruned.step}, "dense", size.rounds)["small"]
     return {"step small": step, "removal": seconds / statistics.median(timed(dense.step) for _ in range(3))}
+
+
+def whole_run(kind: type[Peer], size: Size, plan: Plan, dense: Stack) -> float:
+    """The time of all steps of a run with a ramp, relative to as many dense steps that are made in turn with them.
+
+    Units are removed after the last update where a library does not remove them by itself.
+    """
+    stack = Stack(kind, size.weights, size.tensors, plan, size.batch)
+    last = max(step for step in range(plan.steps) if plan.target(step) is not None)
+    spent = {"dense": 0.0, "run": 0.0}
+    for step in range(plan.steps):
+        spent["dense"] += timed(dense.step)
+        begin = time.perf_counter()
+        stack.step()
+        if step == last and plan.pattern == "units":
+            stack.peer.finish()
+            stack.peer = stack.peer.shrunk() or stack.peer
+        spent["run"] += time.perf_counter() - begin
+    return spent["run"] / spent["dense"]
 
 
 def first_update(kind: type[Peer], size: Size, plan: Plan, dense: Stack) -> float:
