@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import socket
 
+import forked
 import pytest
 import torch
 from accelerate import Accelerator
@@ -101,11 +101,10 @@ def _order_of(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["movement", pytest.param("wanda", marks=pytest.mark.exhaustive)])
 def test_a_run_that_is_killed_resumes_bit_for_bit(case, tmp_path):
-    # A fork has transformers imported, which takes seconds in a new process.
-    process = multiprocessing.get_context("fork").Process(target=train_until, args=(case, tmp_path / "killed", 8))
-    process.start()
+    # Not a fork of this process: threads that earlier tests have started do not live on in one, and are joined there.
+    process = forked.start(train_until, case, tmp_path / "killed", 8, file=tmp_path / "said")
     process.join(120)
-    assert process.exitcode == -signal.SIGKILL
+    assert process.exitcode == -signal.SIGKILL, (tmp_path / "said").read_text()
     whole, ours = train(case, tmp_path / "whole")
     resumed, theirs = train(case, tmp_path / "killed", resume=True)
     assert resumed.state.global_step == STEPS
