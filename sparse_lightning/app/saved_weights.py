@@ -42,8 +42,8 @@ def _from_shards(model: L.LightningModule, path: Path | str) -> dict[str, torch.
     from torch.distributed.checkpoint.state_dict_loader import load
 
     reader, own = FileSystemReader(path), {WEIGHTS: model.state_dict()}
-    names = [name.removeprefix(f"{WEIGHTS}.") for name in reader.read_metadata().state_dict_metadata]
-    odd = sorted(set(own[WEIGHTS]) ^ {name for name in names if not name.startswith("optimizer_")})
+    prefix, saved = f"{WEIGHTS}.", reader.read_metadata().state_dict_metadata
+    odd = sorted(set(own[WEIGHTS]) ^ {name.removeprefix(prefix) for name in saved if name.startswith(prefix)})
     if odd:
         raise CheckpointError(f"ckpt_path: {odd[0]} is in {path} or in {type(model).__name__} only: use the same model")
     with warnings.catch_warnings():

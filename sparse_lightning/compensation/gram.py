@@ -83,8 +83,7 @@ class GramMatrices:
         if total is None:
             raise SparseLightningError(
                 f"{self._of[id(weight)].name} has had no inputs that were observed since the last update: run batches "
-                "through this layer, or exclude it. A Sparsifier observes those of the 16 steps before an update of "
-                "its schedule"
+                "through this layer, or exclude it. A Sparsifier observes those shortly before scheduled updates"
             )
         return total
 

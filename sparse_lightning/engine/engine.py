@@ -12,7 +12,7 @@ Data flow of an optimizer step:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from sparse_lightning.blocks.shards import has_others, is_sharded
 from sparse_lightning.engine import masks as packed
 from sparse_lightning.engine.attached import note_attached, note_closed
 from sparse_lightning.engine.budget_split import BudgetSplit
-from sparse_lightning.engine.compensating import Compensating
 from sparse_lightning.engine.configuration import NEVER, Configuration, Update
 from sparse_lightning.engine.defaults import resolved
 from sparse_lightning.engine.first_masks import warn_of_zeros
@@ -94,7 +93,7 @@ class Engine:
         self._budget = BudgetSplit(self.configuration, self.scopes, self._buffer.stacks)
         self._prepared: set[int] = set()
         self._grown = GrownBlocks(self.scopes, self.configuration.seed)
-        self.scoring = Scoring(self.configuration, self.scopes, model, self._optimizers, self._compensating(model))
+        self.scoring = Scoring(self.configuration, self.scopes, model, self._optimizers, self._names)
         self._others = OtherSteps(self.scopes)
         mine = {id(param) for param in self._parameters()}
         self._replaced = Replaced(model, {name: p for name, p in names.parameters.items() if id(p) in mine})
@@ -107,9 +106,6 @@ class Engine:
         if self.configuration.compensation is not None:
             return MaskedScope(attachment)
         return masked_scope(attachment, self.configuration.criterion, self.configuration.method)
-
-    def _compensating(self, model: nn.Module) -> Callable[[], Compensating]:
-        return lambda: Compensating(self.configuration.compensation, self.scopes, model, self._names)
 
     def close(self) -> None:
         """Remove the hooks from the model and its optimizers."""

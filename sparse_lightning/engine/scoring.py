@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,7 +54,7 @@ class Scoring:
         scopes: what is scored.
         model: whose layer inputs are observed, where scores need their norms.
         optimizers: whose state scores may read.
-        compensating: makes what observes Gram matrices, where scores or the compensation need them.
+        names: of parameters, by their id.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Scoring:
         scopes: Sequence[MaskedScope],
         model: nn.Module,
         optimizers: Sequence[Optimizer],
-        compensating: Callable[[], Compensating],
+        names: Mapping[int, str],
     ) -> None:
         self._configuration, self._scopes, self._optimizers = configuration, scopes, optimizers
         self._device = scopes[0].device
@@ -78,7 +78,7 @@ class Scoring:
         self._check_gradients()
         self.observation = self._observation()
         needs_grams = configuration.compensation is not None or "removal_error" in self._names
-        self._compensating = compensating() if needs_grams else None
+        self._compensating = Compensating(configuration.compensation, scopes, model, names) if needs_grams else None
         self._norms = TrainingInputNorms(model, self._parameters()) if "input_norm" in self._names else None
         self._near = NearUpdates(configuration, OBSERVED)
         self.at_step(0, is_owed=False)

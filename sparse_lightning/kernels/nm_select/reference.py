@@ -18,8 +18,8 @@ def nm_select(weight: Tensor, n: int, m: int, other: Tensor | None = None, prune
     Sorts in chunks, to need little memory.
     """
     mask = torch.empty(weight.shape, dtype=torch.bool, device=weight.device)
-    groups, others, before = (None if t is None else _groups(t, m) for t in (weight, other, pruned))
-    assert groups is not None
+    groups = _groups(weight, m)
+    others, before = (None if t is None else _groups(t, m) for t in (other, pruned))
     # In addition to the scores, a chunk needs their sorted values and 64-bit indices.
     for piece in chunks(groups.shape[:-1], weight.device, each=8 * m):
         ranked = scores(groups[piece], None if others is None else others[piece])
