@@ -247,6 +247,16 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else model
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` has compiled a module, or a function that it holds.
+
+    Private: `OptimizedModule._orig_mod`, `Module._compiled_call_impl`, and `_torchdynamo_orig_callable` of functions.
+    """
+    held = vars(module).values()
+    is_own = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return is_own or any(hasattr(each, "_torchdynamo_orig_callable") for each in held)
+
+
 def builtin_of(operator: Any) -> Callable[..., Any]:
     """Return the function in C++ that an operator of `torch.ops` calls: without a frame of Python in between."""
     found: Callable[..., Any] = operator._op

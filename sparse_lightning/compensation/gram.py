@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from sparse_lightning.blocks.shards import has_others, is_sharded, summed
+from sparse_lightning.compat.own_hook import OwnHook
 from sparse_lightning.compat.torch import recompile
 from sparse_lightning.compensation.reading_layer import ReadingLayer, reading_layers
 from sparse_lightning.errors import PatternError, SparseLightningError
 from sparse_lightning.flow.finite import all_finite
-from sparse_lightning.flow.own_hook import OwnHook
 
 
 class GramMatrices:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sparse_lightning.blocks.shards import has_others, held, is_sharded, summed
+from sparse_lightning.compat.own_hook import OwnHook
 from sparse_lightning.compat.torch import recompile
 from sparse_lightning.flow.finite import all_finite
-from sparse_lightning.flow.own_hook import OwnHook
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 """The layers whose inputs can be observed."""
