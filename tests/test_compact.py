@@ -109,7 +109,7 @@ def pruned(build, inputs, seed=0, prefer="outer"):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    wide = ExampleInputs.of(model, inputs).doubled()
+    wide = ExampleInputs.of(model, inputs).of_dtype(torch.float64)
     given = wide.args or wide.kwargs
     left = prune_units(model, given, seed, prefer)
     called = wide.without_cache(model)

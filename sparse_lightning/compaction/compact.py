@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,20 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparse_lightning.compaction.head_attributes import head_attributes
 from sparse_lightning.compaction.optimizers import check_state, rebind
 from sparse_lightning.compaction.pretrained_config import adapt_config, warn_of_config
-from sparse_lightning.compaction.same_outputs import SizeSearch, check_same
-from sparse_lightning.compaction.size_attributes import Sizes, size_attributes
+from sparse_lightning.compaction.same_outputs import SizeSearch, check_same, outputs, parameter_shapes
+from sparse_lightning.compaction.size_attributes import Sizes
+from sparse_lightning.compaction.size_changes import SizeChanges, set_sizes
 from sparse_lightning.compaction.zero_units import KeptUnits, ZeroUnits, find_zero_units, warn_if_none
 from sparse_lightning.compat.torch import uncompiled
-from sparse_lightning.graph import Family, Removal, couplings
+from sparse_lightning.graph import Removal, couplings
 from sparse_lightning.graph.couplings import STAGES as OF_COUPLINGS
 from sparse_lightning.graph.inputs import Inputs
 from sparse_lightning.progress import stage, stages
 
 STAGES = OF_COUPLINGS + 2
 """Of the progress bar."""
+
+_INSTEAD = 'Export its program instead, in which sizes are rewritten: sparse_lightning.export.Compact(route="graph")'
 
 
 def compact(
@@ -114,8 +116,9 @@ def compacted(model: nn.Module, inputs: Inputs = None) -> Compacted:
         warn_if_none(found, type(whole).__name__)
         made = _Builder(whole, found).build()
         stage("comparing outputs")
-        search = SizeSearch(whole, made.model, made.attributes, found.units)
-        check_same(whole, made.model, found.couplings.analysis.traced.inputs, search)
+        inputs_used = traced.analysis.traced.inputs
+        search = SizeSearch(parameter_shapes(whole), made.model, made.attributes, found.units)
+        check_same(outputs(whole, inputs_used), inputs_used, search, "cannot be compacted as a module", _INSTEAD)
     adapt_config(made.model, found.units)
     return made
 
@@ -136,7 +139,9 @@ class _Builder:
         # What is in the memo of deepcopy is not copied: the large tensors never are.
         memo: dict[int, Any] = dict(self._small)
         small = copy.deepcopy(self._model, memo)
-        attributes = dict(self._attributes())
+        shapes = {name: tuple(tensor.shape) for name, tensor in self._found.tensors.items()}
+        changes = SizeChanges(self._model, self._found.couplings, self._names, shapes)
+        attributes = changes.attributes(self._removal, self._found.units)
         for name, sizes in attributes.items():
             set_sizes(small.get_submodule(name), sizes)
         pairs = zip(self._model.parameters(), small.parameters(), strict=True)
@@ -160,34 +165,6 @@ class _Builder:
         name = self._names.get(id(parameter))
         return gradient.clone() if name is None else self._removal.cut(name, gradient).clone()
 
-    def _attributes(self) -> Iterator[tuple[str, Sizes]]:
-        """Yield the new size attributes of each module that has some."""
-        families = [(self._found.couplings[name], left) for name, left in self._found.units.items()]
-        for name, module in self._model.named_modules():
-            near = [*own_tensors(module).values(), *(t for c in module.children() for t in own_tensors(c).values())]
-            near_names = {self._names[id(t)] for t in near if id(t) in self._small}
-            touching = [(f, left) for f, left in families if near_names & _makers(f)]
-            sizes = {**self._known(module), **head_attributes(module, touching)}
-            changed = {key: value for key, value in sizes.items() if getattr(module, key, None) not in (value, None)}
-            changed = {k: v for k, v in changed.items() if _plain(getattr(module, k)) != v}
-            if changed:
-                yield name, changed
-
-    def _known(self, module: nn.Module) -> Sizes:
-        own = own_tensors(module)
-        if not any(id(tensor) in self._small for tensor in own.values()):
-            return {}
-        shapes = {key: tuple(self._small.get(id(tensor), tensor).shape) for key, tensor in own.items()}
-        return size_attributes(module, shapes, self._groups(module))
-
-    def _groups(self, module: nn.Module) -> int:
-        """Return how many groups of a convolution have rows that are left."""
-        groups, weight = getattr(module, "groups", 1), getattr(module, "weight", None)
-        if groups == 1 or weight is None or id(weight) not in self._small:
-            return int(groups)
-        rows = self._removal.kept(self._names[id(weight)])[0]
-        return len({row // (len(weight) // groups) for row in rows.tolist()})
-
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         named: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
         named |= dict(self._model.named_buffers(remove_duplicate=False))
@@ -198,26 +175,6 @@ class _Builder:
         state = self._model.state_dict(keep_vars=True)
         saved = {id(tensor) for tensor in state.values() if isinstance(tensor, Tensor)}
         return [self._names[key] for key in self._small if key not in saved]
-
-
-def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a module itself."""
-    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-
-
-def set_sizes(module: nn.Module, sizes: Sizes) -> None:
-    """Set size attributes; a list becomes a tuple."""
-    for name, value in sizes.items():
-        setattr(module, name, tuple(value) if isinstance(value, list) else value)
-
-
-def _makers(family: Family) -> set[str]:
-    """Return the parameters that compute the units of a family."""
-    return {piece.name for piece in family.slices if not piece.reads}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def like(tensor: Tensor, small: Tensor) -> Tensor:

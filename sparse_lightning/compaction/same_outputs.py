@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +24,13 @@ class SizeSearch:
     """Finds the size of the whole model that a smaller copy still computes with.
 
     Args:
-        whole: the model.
-        small: its smaller copy.
+        shapes: of the parameters of the whole model, by each of their names.
+        small: the smaller model.
         attributes: the size attributes that were changed.
         units: what is left of each family.
     """
 
-    whole: nn.Module
+    shapes: Mapping[str, Sequence[int]]
     small: nn.Module
     attributes: Mapping[str, Sizes]
     units: Mapping[str, KeptUnits]
@@ -66,8 +66,8 @@ class SizeSearch:
 
     def _cut_below(self, name: str) -> set[int]:
         """Return the old sizes of all dimensions of the parameters in a module that were cut."""
-        old, new = (dict(m.get_submodule(name).named_parameters()) for m in (self.whole, self.small))
-        pairs = [zip(old[key].shape, new[key].shape, strict=True) for key in old]
+        below = self.small.get_submodule(name).named_parameters(name)
+        pairs = [zip(self.shapes[full], parameter.shape, strict=True) for full, parameter in below]
         return {a for pair in pairs for a, b in pair if a != b}
 
 
@@ -83,29 +83,34 @@ def _frames(error: BaseException | None) -> list[tuple[nn.Module, tuple[str, ...
     return found
 
 
-def check_same(whole: nn.Module, small: nn.Module, inputs: ExampleInputs, search: SizeSearch) -> None:
-    """Compare the outputs of two models on the inputs.
+def check_same(expected: list[Tensor], inputs: ExampleInputs, search: SizeSearch, refusal: str, advice: str) -> None:
+    """Compare the outputs of a smaller model on the inputs with those of the whole one.
+
+    Args:
+        expected: the outputs of the whole model, as `outputs` returns them.
+        inputs: what both are called with.
+        search: has the smaller model, and finds the size that it still computes with.
+        refusal: what cannot be done if it fails or gives other outputs.
+        advice: what to do instead.
 
     Raises:
-        SparseLightningError: if the small one fails or gives other outputs.
+        SparseLightningError: if the smaller model fails or gives other outputs.
     """
-    expected = outputs(whole, inputs)
+    cause: BaseException | None = None
     try:
-        made = outputs(small, inputs)
+        reason = difference(expected, outputs(search.small, inputs))
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         lines = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
-        raise SparseLightningError(_message(small, search.culprit(error), reason)) from error
-    gap = difference(expected, made)
-    if gap is not None:
-        raise SparseLightningError(_message(small, search.culprit(None), gap))
+        cause, reason = error, f"{type(error).__name__}: {lines[0] if lines else ''}"
+    if reason is not None:
+        culprit = search.culprit(cause) or "its outputs change"
+        name = type(search.small).__name__
+        raise SparseLightningError(f"{name} {refusal}: {culprit} ({reason}). {advice}") from cause
 
 
-def _message(small: nn.Module, culprit: str, reason: str) -> str:
-    return (
-        f"{type(small).__name__} cannot be compacted as a module: {culprit or 'its outputs change'} ({reason}). Export "
-        'its program instead, in which sizes are rewritten: sparse_lightning.export.Compact(route="graph")'
-    )
+def parameter_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters of a model, by each of their names."""
+    return {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
 def outputs(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:

@@ -28,6 +28,11 @@ class KeptUnits:
     total: int
     kept: list[int]
 
+    def removed(self) -> list[int]:
+        """Return the numbers of the units that are not left."""
+        kept = set(self.kept)
+        return [unit for unit in range(self.total) if unit not in kept]
+
 
 @dataclass(frozen=True)
 class ZeroUnits:
@@ -45,7 +50,7 @@ class ZeroUnits:
 
     def removal(self) -> Removal:
         """Return the removal of all zero units."""
-        return self.couplings.removal({name: _others(left) for name, left in self.units.items()})
+        return self.couplings.removal({name: left.removed() for name, left in self.units.items()})
 
     def removes(self) -> int:
         """Return how many elements of parameters are removed."""
@@ -128,15 +133,10 @@ def _is_zero(family: Family, tensors: Mapping[str, Tensor]) -> Tensor:
     return zero
 
 
-def _others(left: KeptUnits) -> list[int]:
-    kept = set(left.kept)
-    return [unit for unit in range(left.total) if unit not in kept]
-
-
 def _tensors(found: Couplings) -> dict[str, Tensor]:
     """Return the tensors of the traced model, which it shares with the user's."""
     model = found.analysis.traced.model
-    named = {name: _attribute(model, name) for name in found.analysis.tensors}
+    named = {name: tensor_of(model, name) for name in found.analysis.tensors}
     tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
     for name, tensor in tensors.items():
         if tensor.is_meta:
@@ -147,7 +147,7 @@ def _tensors(found: Couplings) -> dict[str, Tensor]:
     return tensors
 
 
-def _attribute(model: nn.Module, name: str) -> Tensor | None:
+def tensor_of(model: nn.Module, name: str) -> Tensor | None:
     """Return a tensor by its path; None for a constant that only the trace has."""
     path, _, last = name.rpartition(".")
     try:

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sparse_lightning.compaction.compact import like, own_tensors, set_sizes
+from sparse_lightning.compaction.compact import like
 from sparse_lightning.compaction.head_attributes import HEAD_ATTRIBUTES
 from sparse_lightning.compaction.size_attributes import Shapes, Sizes, size_attributes
+from sparse_lightning.compaction.size_changes import own_tensors, set_sizes
 from sparse_lightning.export.compact_header import CompactHeader
 from sparse_lightning.export.state import first_names, tensors_of
 

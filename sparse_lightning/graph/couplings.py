@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from torch import nn
@@ -90,11 +91,14 @@ class Couplings:
         return len(self.families)
 
     def __getitem__(self, name: str) -> Family:
-        found = next((family for family in self.families if family.name == name), None)
+        found = self._by_name.get(name)
         if found is None:
-            names = [family.name for family in self.families]
-            raise CouplingError(f"there is no family {name!r}{did_you_mean(name, names)}")
+            raise CouplingError(f"there is no family {name!r}{did_you_mean(name, self._by_name)}")
         return found
+
+    @cached_property
+    def _by_name(self) -> dict[str, Family]:
+        return {family.name: family for family in self.families}
 
     def preferring(self, prefer: Preference) -> Couplings:
         """Return the families of the same trace with another choice between nested units."""

@@ -82,9 +82,9 @@ class ExampleInputs:
             for module, training in modes.items():
                 module.training = training
 
-    def doubled(self) -> ExampleInputs:
-        """Return floating-point inputs as float64."""
-        return self._changed(lambda t: t.double() if t.is_floating_point() else t)
+    def of_dtype(self, dtype: torch.dtype) -> ExampleInputs:
+        """Return floating-point inputs in another dtype."""
+        return self._changed(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
     def repeated(self) -> ExampleInputs:
         """Return a batch of two for a batch of one example; other batches as they are."""

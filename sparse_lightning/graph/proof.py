@@ -33,7 +33,7 @@ class Proof:
     def __init__(self, analysis: Analysis, solution: Solution, seed: int = 0) -> None:
         self._analysis, self._solution = analysis, solution
         traced = analysis.traced
-        self._inputs = traced.inputs.on(torch.device("cpu")).doubled()
+        self._inputs = traced.inputs.on(torch.device("cpu")).of_dtype(torch.float64)
         generator = torch.Generator().manual_seed(seed)
         held = {**traced.program.state_dict, **traced.program.constants}
         self._state = {
