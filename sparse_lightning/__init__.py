@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparse_lightning.budgets import ERK, LAMP, Global, Uniform
     from sparse_lightning.callbacks import SparseModelCheckpoint, SparsityCallback
     from sparse_lightning.compaction import compact
+    from sparse_lightning.compaction.shrink import Shrink
     from sparse_lightning.compensation import Refit
     from sparse_lightning.criteria import (
         EMA,
@@ -137,6 +138,7 @@ __all__ = [
     "Scorer",
     "Sensitivity",
     "ShortRunWarning",
+    "Shrink",
     "Soft",
     "SparseBlock",
     "SparseLightningError",
@@ -171,6 +173,7 @@ _HOMES = {
     "engine.sparsifier": ["Sparsifier"],
     "engine.prune": ["prune"],
     "compensation": ["Refit"],
+    "compaction.shrink": ["Shrink"],
     # Which weights form blocks
     "patterns": [
         "NM",

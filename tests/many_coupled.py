@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 from lightning.pytorch.strategies import DDPStrategy
 from many_trainers import Masks, check_same, mesh
 
-from sparse_lightning import Coupled, Global, Linear, SparsityCallback
+from sparse_lightning import Coupled, Global, Linear, Shrink, SparsityCallback
 from sparse_lightning.models import GPT, DigitsConv, DigitsViT
 
 # Gradients that are zero but for rounding have no effect.
@@ -56,12 +56,30 @@ class Batches:
         return samples[self.part :: self.parts]
 
 
-def train(name: str, rank: int = 0, strategy: Any = "auto", devices: int = 1) -> Any:
+class Smaller(Masks):
+    """Records masks after each step; checks that the model gets smaller, and that all ranks have the same weights."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After the step."""
+        self.seen[trainer.global_step] = {name: mask.clone() for name, mask in self.sparsifier.masks.items()}
+        self.sizes = [*getattr(self, "sizes", []), sum(p.numel() for p in pl_module.parameters())]
+        total = torch.stack([p.detach().double().sum() for p in pl_module.parameters()])
+        others = [torch.empty_like(total) for _ in range(dist.get_world_size())]
+        dist.all_gather(others, total)
+        assert all(torch.equal(total, other) for other in others), "gradients are not averaged over ranks any more"
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Whole again, as the order of callbacks wants it."""
+        whole = sum(p.numel() for p in pl_module.parameters())
+        assert self.sizes[-1] < whole, "nothing was removed"
+
+
+def train(name: str, rank: int = 0, strategy: Any = "auto", devices: int = 1, shrink: Shrink | None = None) -> Any:
     """A run with units of all families: its masks by step, and the whole weights at the end."""
     torch.manual_seed(0)
     model = MODELS[name]()
-    ours = SparsityCallback([Coupled()], Linear(0.6, end=5), budget=Global(), update_every=2)
-    masks = Masks(ours.sparsifier, None)
+    ours = SparsityCallback([Coupled()], Linear(0.6, end=5), budget=Global(), update_every=2, shrink=shrink)
+    masks = Masks(ours.sparsifier, None) if shrink is None else Smaller(ours.sparsifier, None)
     off = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     options = {"accelerator": "cpu", "limit_val_batches": 0, "use_distributed_sampler": False, **off}
     trainer = L.Trainer(max_steps=6, callbacks=[ours, masks], strategy=strategy, devices=devices, **options)
@@ -78,6 +96,8 @@ def work(rank: int, port: int, wanted: dict[str, Any]) -> None:
     for name, alone in wanted.items():
         check_same(f"{name}, DDP", train(name, rank, DDPStrategy(process_group_backend="gloo"), 2), alone)
         check_same(f"{name}, FSDP2", train(name, rank, mesh(2, 1), 2), alone)
+        ddp = DDPStrategy(process_group_backend="gloo")
+        check_same(f"{name}, DDP, shrink", train(name, rank, ddp, 2, Shrink(at_least=0.0)), alone)
     dist.destroy_process_group()
 
 

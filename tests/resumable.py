@@ -29,6 +29,7 @@ from sparse_lightning import (
     Proximal,
     Random,
     RigL,
+    Shrink,
     Soft,
     SparsityCallback,
     Taylor,
@@ -68,6 +69,17 @@ CASES = {
     "wanda": (
         "adamw fused",
         [{"patterns": [NM("up.weight")], "schedule": RISING, "criterion": Wanda(), "update_every": 5}],
+    ),
+    "shrink": (
+        "adamw",
+        [
+            {
+                "patterns": [Neurons("down", "extra")],
+                "schedule": RISING,
+                "update_every": 2,
+                "shrink": Shrink((torch.zeros(2, 16),), at_least=0.2),
+            }
+        ],
     ),
     "two callbacks": (
         "adamw",

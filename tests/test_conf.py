@@ -29,6 +29,7 @@ GROUPS = {
     "budget": {"uniform", "erk", "global", "lamp"},
     "method": {"gradual", "one_shot", "rigl", "set", "soft", "proximal"},
     "compensation": {"none", "refit"},
+    "shrink": {"none", "units"},
     "logger": {"csv", "tensorboard", "none"},
     "export": {"none", "weights", "blocks", "compact", "compact_graph", "onnx", "tiled", "semi_structured"},
 }

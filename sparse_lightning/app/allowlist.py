@@ -23,8 +23,8 @@ ALLOWED: dict[str, str] = {
         "SparsityCallback SparseModelCheckpoint Blocks Coupled Custom Experts Filters Heads NM Neurons Strided "
         "BlockCoupling BlockSpec ScopeCoupling ScopeSpec Constant Cosine Cubic Cyclic Exponential Join Linear OneShot "
         "Steps ERK Global LAMP Uniform Gradual Proximal PruneOnce RigL SET Soft AdamFisher AverageTaylor EMA "
-        "ElementwiseTaylor Fisher Gradient Magnitude Movement OBS Random Refit Sensitivity Taylor Wanda BlockSparsity "
-        "MaskChurn MaskOverlap Layout"
+        "ElementwiseTaylor Fisher Gradient Magnitude Movement OBS Random Refit Sensitivity Shrink Taylor Wanda "
+        "BlockSparsity MaskChurn MaskOverlap Layout"
     ),
     "sparse_lightning.models": "DigitsConv DigitsMLP DigitsViT GPT HlbCifar10 HuggingFace TextClassifier",
     "sparse_lightning.data": "Cifar10 Digits FashionMnist LabelledText StdlibText TextFile",

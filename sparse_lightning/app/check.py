@@ -94,7 +94,7 @@ def _check_group(node: Any, group: str) -> None:
             raise ConfigError("pattern: no pattern is set: choose pattern=blocks, or another")
         for name, entry in node.items():
             _check_object(entry, f"pattern.{name}")
-    elif node or group not in ("criterion", "compensation", "logger", "export"):
+    elif node or group not in ("criterion", "compensation", "shrink", "logger", "export"):
         _check_object(node, group)
     check_arguments(node, group)
 

@@ -23,6 +23,7 @@ from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.budgets import Budget
 from sparse_lightning.callbacks import SparsityCallback
+from sparse_lightning.compaction.shrink import Shrink
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.first_masks import check_first_masks
 from sparse_lightning.errors import ConfigError, SparseLightningError, UntrustedError
@@ -39,6 +40,7 @@ PARTS: dict[str, type] = {
     "budget": Budget,
     "criterion": Criterion,
     "compensation": Compensation,
+    "shrink": Shrink,
 }
 """The groups of a SparsityCallback that have one object, and its base class; an empty group is left to the default."""
 
@@ -83,7 +85,7 @@ class Factory:
     def _one_call(self, patterns: list[Any], made: dict[str, Any]) -> OneCall:
         """Return the callback that prunes by one call of `prune`."""
         check_options(made, self.config)
-        parts = {name: made.get(name) for name in ("schedule", "criterion", "compensation")}
+        parts = {name: made.get(name) for name in ("schedule", "criterion", "compensation", "shrink")}
         settings = {name: self.config[name] for name in ("seed", "masks")}
         return OneCall(patterns, batches=self.config["calibration_batches"], **parts, **settings)  # type: ignore[arg-type]
 

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from sparse_lightning.budgets import Uniform
 from sparse_lightning.callbacks.sparsity import SparsityCallback, ends_here
 from sparse_lightning.callbacks.strategy import Sharded
+from sparse_lightning.compaction.shrink import Shrink
 from sparse_lightning.compat.lightning import prepared_batch
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.criteria import Magnitude
@@ -36,6 +37,7 @@ class OneCall(SparsityCallback):
         compensation: changes the kept weights; None leaves them as they are.
         seed: of random scores, and of the order of the batches.
         masks: what is pruned from the start, and stays so.
+        shrink: removes pruned units from the model while it trains; None leaves them where they are, zero.
     """
 
     def __init__(
@@ -47,9 +49,10 @@ class OneCall(SparsityCallback):
         compensation: Compensation | None = None,
         seed: int = 0,
         masks: FirstMasks = None,
+        shrink: Shrink | None = None,
     ) -> None:
         # Its own criterion is never used, and this one observes nothing while the model is trained.
-        super().__init__(patterns, schedule, Magnitude(), PruneOnce(), seed=seed, masks=masks)
+        super().__init__(patterns, schedule, Magnitude(), PruneOnce(), seed=seed, masks=masks, shrink=shrink)
         self._batches, self._seed, self._sparsity, self._at = batches, seed, schedule.final, schedule.at
         self._parts = criterion, compensation
 
@@ -92,6 +95,8 @@ class OneCall(SparsityCallback):
     def _prune_if_due(self, trainer: L.Trainer, model: L.LightningModule) -> None:
         if not self.sparsifier.is_due:
             return
+        self.sparsifier.put_back()
+        self._follow_sizes(trainer)
         batches = training_batches(trainer, self._batches, self._seed)
 
         def step(model: Any, batch: Any) -> Any:

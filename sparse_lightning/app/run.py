@@ -23,7 +23,10 @@ from sparse_lightning.app.saved_weights import load_weights
 from sparse_lightning.app.shards import check_checkpoint, check_model, check_word
 from sparse_lightning.report import REPORT_FILES, Report, add_export, write_page
 
-BUILT_EARLY = ("trainer", "optimizer", "pattern", "schedule", "criterion", "method", "budget", "compensation", "export")
+BUILT_EARLY = (
+    *("trainer", "optimizer", "pattern", "schedule", "criterion"),
+    *("method", "budget", "compensation", "shrink", "export"),
+)
 """The groups whose objects are built before the folder of a run is known."""
 
 

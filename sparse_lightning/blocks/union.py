@@ -42,6 +42,14 @@ def count_by_parameter(blocks: Iterable[SparseBlock]) -> dict[int, tuple[int, in
     return {key: _count(zeros) for key, zeros in found.items()}
 
 
+def count_weights(blocks: Iterable[SparseBlock]) -> int:
+    """Return how many weights are in blocks; each counts once."""
+    found: dict[int, list[BlockSpec]] = {}
+    for spec in [spec for block in blocks for spec in block.blocks()]:
+        found.setdefault(id(spec.param), []).append(spec)
+    return sum(_count([(s, torch.zeros(s.grid_shape, dtype=torch.bool)) for s in own])[1] for own in found.values())
+
+
 def crosses(specs: Iterable[BlockSpec]) -> bool:
     """Whether blocks of one parameter share weights."""
     return any(phases([spec.view.layout for spec in specs]))

@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from sparse_lightning.blocks.shards import is_rank_zero
 from sparse_lightning.budgets import Budget
+from sparse_lightning.compaction.shrink import Shrink
 from sparse_lightning.compat.accelerate import BeforeClipping
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.configuration import Update
@@ -50,6 +51,7 @@ class HuggingFaceCallback(TrainerCallback):
         observe_every: the optimizer steps between two runs of a criterion that keeps state, see `Sparsifier`.
         masks: what is pruned from the start, such as the result of `prune`, see `Sparsifier`.
         compensation: changes the kept weights at each update that prunes, such as `Refit()`; None for no change.
+        shrink: `Shrink()` removes pruned units from the model while it trains; None leaves them where they are, zero.
 
     Attributes:
         sparsifier: does the work, and has the masks.
@@ -75,10 +77,11 @@ class HuggingFaceCallback(TrainerCallback):
         observe_every: int | None = None,
         masks: FirstMasks = None,
         compensation: Compensation | None = None,
+        shrink: Shrink | None = None,
     ) -> None:
         parts = schedule, criterion, method, budget
         rhythm = update_every, seed, lowering, observe_every
-        self.sparsifier = Sparsifier(patterns, *parts, *rhythm, masks, compensation)
+        self.sparsifier = Sparsifier(patterns, *parts, *rhythm, masks, compensation, shrink)
         self._clipping: BeforeClipping | None = None
         self._logged: Update | None = None
         self._loaded_at: int | None = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
@@ -15,6 +15,8 @@ from sparse_lightning.budgets import Budget
 from sparse_lightning.callbacks.averages import averages
 from sparse_lightning.callbacks.gradients import needs_masked_gradients
 from sparse_lightning.callbacks.ranking import ranking_advice
+from sparse_lightning.callbacks.strategy import wrap_again
+from sparse_lightning.compaction.shrink import Shrink
 from sparse_lightning.compat.lightning import state_key
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.configuration import Update
@@ -54,6 +56,7 @@ class SparsityCallback(L.Callback):
         masks: what is pruned from the start: masks by name, as `Sparsifier.masks` has them, or "from weights" for
             the blocks that are zero in a pruned model. None starts dense. A state that is loaded comes first.
         compensation: changes the kept weights at each update that prunes, such as `Refit()`; None for no change.
+        shrink: `Shrink()` removes pruned units from the model while it trains; None leaves them where they are, zero.
 
     Example:
         >>> from sparse_lightning.patterns import Blocks
@@ -75,14 +78,16 @@ class SparsityCallback(L.Callback):
         observe_every: int | None = None,
         masks: FirstMasks = None,
         compensation: Compensation | None = None,
+        shrink: Shrink | None = None,
     ) -> None:
         parts = schedule, criterion, method, budget
         rhythm = update_every, seed, lowering, observe_every
-        self.sparsifier = Sparsifier(patterns, *parts, *rhythm, masks, compensation)
+        self.sparsifier = Sparsifier(patterns, *parts, *rhythm, masks, compensation, shrink)
         self._was_loaded = False
         self._logged: Update | None = None
         self._finished_at: int | None = None
         self._has_advised = False
+        self._resizes = 0
 
     def on_init_end(self, *args: Any, **kwargs: Any) -> None:
         """Raise: this is the first call of a `transformers.Trainer`, never one of Lightning's."""
@@ -111,11 +116,29 @@ class SparsityCallback(L.Callback):
         if trainer.global_step == 0 and not self._was_loaded:
             self.sparsifier.rewind()
         self._was_loaded = False
+        self._prepare_shrink(trainer, pl_module)
         steps = trainer.estimated_stepping_batches  # inf or −1 if it is unknown
         self.sparsifier.attach(pl_module, trainer.optimizers, int(steps) if 0 <= steps < math.inf else None)
         self._check_others(trainer)
         self._advise(trainer)
         rank_zero_info(self.summary())
+
+    def _prepare_shrink(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Raise a PatternError if copies of the model would stay whole; note whether DDP can wrap the model again."""
+        self.sparsifier.wraps_again = isinstance(trainer.strategy, DDPStrategy)
+        self._resizes = 0
+        copy = next(averages(trainer, pl_module), None)
+        if copy is not None and self.sparsifier.configuration.shrink is not None:
+            raise PatternError(
+                "shrink cannot be used with averages of the weights, as WeightAveraging and StochasticWeightAveraging "
+                "keep them: they are of the whole model. Remove that callback, or shrink"
+            )
+
+    def _follow_sizes(self, trainer: L.Trainer) -> None:
+        """Wrap the model again for DDP, if parameters have got another size since the last call."""
+        if self.sparsifier.is_attached and self.sparsifier.resizes != self._resizes:
+            self._resizes = self.sparsifier.resizes
+            wrap_again(trainer.strategy)
 
     def summary(self) -> str:
         """Return what is logged when training starts: what is in force, and a table of what is attached."""
@@ -144,6 +167,7 @@ class SparsityCallback(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Make the last update if the run ends here, before checkpoints are saved; log the last update."""
+        self._follow_sizes(trainer)
         if ends_here(trainer):
             self._finish(trainer)
         update = self.sparsifier.last_update
@@ -183,6 +207,7 @@ class SparsityCallback(L.Callback):
             self.sparsifier.seek(trainer.global_step)
         self._logged, self._finished_at = self.sparsifier.last_update, None
         self._hold(trainer, pl_module)
+        self._follow_sizes(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Zero the pruned blocks: SWA may have copied its average to the weights."""
@@ -201,9 +226,14 @@ class SparsityCallback(L.Callback):
         self._hold(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Make the last update if it is due; zero the pruned blocks: an average may become the weights."""
+        """Make the last update if it is due; zero the pruned blocks: an average may become the weights.
+
+        Units that `shrink` has removed are put back: what follows sees the whole model.
+        """
         self._finish(trainer)
         self._hold(trainer, pl_module)
+        if self.sparsifier.is_attached:
+            self.sparsifier.put_back()
 
     def _finish(self, trainer: L.Trainer) -> None:
         is_open = self.sparsifier.is_attached and self._finished_at != self.sparsifier.step

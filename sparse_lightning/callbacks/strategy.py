@@ -1,4 +1,4 @@
-"""Sharded: Lightning's strategy for FSDP2 and tensor parallelism, with a mesh that fits the number of devices."""
+"""Strategies: Lightning's for FSDP2 with a mesh that fits the number of devices; DDP of parameters that get smaller."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 
 from sparse_lightning.callbacks.saving import partial_path
 from sparse_lightning.compat.lightning import set_mesh_sizes
@@ -78,3 +78,10 @@ class Sharded(ModelParallelStrategy):
             shutil.rmtree(path, ignore_errors=True)
             part.replace(path)
         self.barrier("sparse_lightning.moved_shards")
+
+
+def wrap_again(strategy: Strategy) -> None:
+    """Wrap the model of a strategy again, where DDP has buckets for gradients of the sizes that its parameters had."""
+    if isinstance(strategy, DDPStrategy):
+        strategy.model = strategy.lightning_module
+        strategy.configure_ddp()

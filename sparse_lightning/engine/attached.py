@@ -19,6 +19,13 @@ class Holder(Protocol):
 
     scopes: list[MaskedScope]
 
+    @property
+    def is_shrunk(self) -> bool:
+        """Whether units are removed from the model now."""
+
+    def shrinking_parameters(self) -> list[Tensor]:
+        """Return the parameters that may get smaller."""
+
     def take_up(self, masks: Mapping[str, Tensor], sparsity: float) -> None:
         """Prune the blocks of masks, by name, and hold them from now on."""
 
@@ -29,6 +36,11 @@ _ATTACHED: WeakSet[Any] = WeakSet()
 def note_attached(holder: Holder) -> None:
     """Let a holder take up masks until it is closed."""
     _ATTACHED.add(holder)
+
+
+def holders() -> list[Holder]:
+    """Return what holds masks of any model now."""
+    return list(_ATTACHED)
 
 
 def note_closed(holder: Holder) -> None:
@@ -48,7 +60,19 @@ class TakenUp:
 
     def __init__(self, found: Sequence[Attachment]) -> None:
         self._found = list(found)
-        self._held = {id(holder): (holder, self._same_scopes(holder)) for holder in list(_ATTACHED)}
+        for holder in holders():
+            self._check_whole(holder)
+        self._held = {id(holder): (holder, self._same_scopes(holder)) for holder in holders()}
+
+    def _check_whole(self, holder: Holder) -> None:
+        """Raise an error if parameters are smaller than those of the whole model, which masks are made for."""
+        mine = {id(param) for each in self._found for param in each.scope.unique_params()}
+        smaller = [scope.name for scope in holder.scopes if any(id(param) in mine for param in scope.parameters())]
+        if smaller and holder.is_shrunk:
+            raise PatternError(
+                f"units of {smaller[0]} are removed while a Sparsifier with shrink is attached to the model: call its "
+                "detach() first, which puts them back"
+            )
 
     def _same_scopes(self, holder: Holder) -> dict[str, MaskedScope]:
         """Return those scopes of a holder that have the blocks of a scope here, by the name here."""

@@ -31,7 +31,7 @@ class Compensating:
         names: Mapping[int, str],
     ) -> None:
         self._compensation = compensation
-        self._blocks = {name: block for scope in scopes for name, block in scope.blocks.items()}
+        self._blocks = {name: block for scope in scopes for name, block in scope.live_blocks.items()}
         weights = read_weights(self._blocks.values(), model, names)
         check_read(compensation, weights, model)
         self._grams = GramMatrices(model, weights, only_training=True)

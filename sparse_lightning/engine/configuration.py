@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from sparse_lightning.budgets import Budget
+from sparse_lightning.compaction.shrink import Shrink
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.masks import unpack
 from sparse_lightning.flow import Criterion
@@ -31,6 +32,7 @@ class Configuration:
     lowering: str | None
     observe_every: int | None
     compensation: Compensation | None = None
+    shrink: Shrink | None = None
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ Data flow of an optimizer step:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
-from sparse_lightning.blocks.shards import has_others, is_sharded
+from sparse_lightning.blocks.live_scope import LiveScope
+from sparse_lightning.blocks.shards import has_others
+from sparse_lightning.blocks.union import count_zeros
 from sparse_lightning.engine import masks as packed
 from sparse_lightning.engine.attached import note_attached, note_closed
 from sparse_lightning.engine.budget_split import BudgetSplit
@@ -28,12 +28,12 @@ from sparse_lightning.engine.configuration import NEVER, Configuration, Update
 from sparse_lightning.engine.defaults import resolved
 from sparse_lightning.engine.first_masks import warn_of_zeros
 from sparse_lightning.engine.grown import GrownBlocks
-from sparse_lightning.engine.hold import Hold
+from sparse_lightning.engine.held_weights import HeldWeights
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.engine.masked_stack import MaskBuffer, MaskedStack, decides_apart, masked_stacks
 from sparse_lightning.engine.nm_groups import masked_scope
-from sparse_lightning.engine.optimizer_reset import check_can_restart, is_rehearsal, reset_blocks
-from sparse_lightning.engine.optimizer_scopes import OptimizerScopes, innermost
+from sparse_lightning.engine.optimizer_reset import check_can_restart, is_rehearsal
+from sparse_lightning.engine.optimizer_scopes import innermost
 from sparse_lightning.engine.other_steps import OtherSteps, check_held
 from sparse_lightning.engine.ranks import agree
 from sparse_lightning.engine.regrowth import check_can_grow
@@ -41,12 +41,14 @@ from sparse_lightning.engine.replaced import Replaced
 from sparse_lightning.engine.saved_state import check_state
 from sparse_lightning.engine.scoring import Scores, Scoring
 from sparse_lightning.engine.shortfall import shortfall
+from sparse_lightning.engine.shrinkable import check_method, check_others, check_processes
+from sparse_lightning.engine.shrinking import Shrinking
 from sparse_lightning.errors import PatternError
 from sparse_lightning.methods import Method, UpdateContext
 from sparse_lightning.patterns import Attachment
 from sparse_lightning.patterns.adapters import AdapterWatch
 from sparse_lightning.patterns.claims import resolve_in
-from sparse_lightning.patterns.names import Names, nearest
+from sparse_lightning.patterns.names import Names
 
 
 class Engine:
@@ -57,13 +59,19 @@ class Engine:
         model: where the patterns look for parameters.
         optimizers: all that change its parameters.
         total_steps: the length of the run, for schedules in fractions of it.
+        wraps_again: whether something wraps the model again, for several processes, when parameters get smaller.
     """
 
     holds_masks = True
     """Tells other parts what a step hook of an optimizer belongs to: `compact` can't replace its parameters then."""
 
     def __init__(
-        self, configuration: Configuration, model: nn.Module, optimizers: Sequence[Optimizer], total_steps: int | None
+        self,
+        configuration: Configuration,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        total_steps: int | None,
+        wraps_again: bool = False,
     ) -> None:
         self.schedule, self._total_steps = configuration.schedule.resolve(total_steps), total_steps
         self.step, self.last_update = 0, NEVER
@@ -80,43 +88,64 @@ class Engine:
         self._adapters = AdapterWatch(found, names)
         self.configuration = resolved(configuration, self.schedule, found, model)
         self.configuration.method.check_schedule(self.schedule, self.configuration.update_every)
+        if configuration.shrink is not None:
+            check_method(configuration.method)
         self.scopes = [self._masked_scope(each) for each in found]
         self._names = {id(param): name for name, param in reversed(names.parameters.items())}
+        self._prepared: set[int] = set()
         check_held(self._optimizers, self.scopes)
         check_can_grow(configuration.method, self.scopes)
         check_can_restart(configuration.method, self._optimizers, self._parameters())
         configuration.budget.check_overrides([scope.name for scope in self.scopes])
-        device = self.scopes[0].device
-        self._buffer = MaskBuffer(masked_stacks(self.scopes, decides_apart(configuration.method)), device)
-        self._everything = Hold(self.scopes, self._buffer.layout)
-        self._members = OptimizerScopes(self._optimizers, self.scopes, self._everything, self._buffer.layout)
-        self._budget = BudgetSplit(self.configuration, self.scopes, self._buffer.stacks)
-        self._prepared: set[int] = set()
-        self._grown = GrownBlocks(self.scopes, self.configuration.seed)
-        self.scoring = Scoring(self.configuration, self.scopes, model, self._optimizers, self._names)
-        self._others = OtherSteps(self.scopes)
+        self._shrinking = self._shrinking_of(found, model, wraps_again)
+        self._bind(model)
+        self.scoring.check()
         mine = {id(param) for param in self._parameters()}
         self._replaced = Replaced(model, {name: p for name, p in names.parameters.items() if id(p) in mine})
         self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
         self._handles += [optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers]
         note_attached(self)
 
-    def _masked_scope(self, attachment: Attachment) -> MaskedScope:
+    def _masked_scope(self, attachment: Attachment, left: LiveScope | None = None) -> MaskedScope:
         # Compensation reads the weights of pruned blocks, which N:M groups zero as they are chosen.
-        if self.configuration.compensation is not None:
-            return MaskedScope(attachment)
+        if self.configuration.compensation is not None or left is not None:
+            return MaskedScope(attachment, left)
         return masked_scope(attachment, self.configuration.criterion, self.configuration.method)
 
+    def _shrinking_of(self, found: Sequence[Attachment], model: nn.Module, wraps_again: bool) -> Shrinking | None:
+        shrink = self.configuration.shrink
+        if shrink is not None:
+            check_processes(wraps_again)
+        made = None if shrink is None else Shrinking(shrink, found, model, self._optimizers)
+        check_others(self._parameters(), [] if made is None else made.parameters())
+        return made
+
+    def _bind(self, model: nn.Module) -> None:
+        """Build what depends on where the weights of the scopes are."""
+        together = decides_apart(self.configuration.method)
+        self._buffer = MaskBuffer(masked_stacks(self.scopes, together), self.scopes[0].device)
+        self._weights = HeldWeights(self.scopes, self._buffer, self._optimizers)
+        self._budget = BudgetSplit(self.configuration, self.scopes, self._buffer.stacks)
+        self._grown = GrownBlocks(self.scopes, self.configuration.seed)
+        self.scoring = Scoring(self.configuration, self.scopes, model, self._optimizers, self._names)
+        self._others = OtherSteps(self.scopes)
+        self._considered: Tensor | None = None
+
     def close(self) -> None:
-        """Remove the hooks from the model and its optimizers."""
+        """Remove the hooks from the model and its optimizers, and put removed units back."""
         note_closed(self)
         for handle in self._handles:
             handle.remove()
         self.scoring.close()
         self._others.at_end()
+        if self._shrinking is not None:
+            self._shrinking.put_back()
 
     def _parameters(self) -> list[Tensor]:
         return [param for scope in self.scopes for param in scope.parameters()]
+
+    def _live_masks(self) -> dict[str, Tensor]:
+        return {name: mask for scope in self.scopes for name, mask in scope.live_masks.items()}
 
     def masks(self) -> dict[str, Tensor]:
         """Return the mask of each grid of blocks, by name."""
@@ -137,9 +166,15 @@ class Engine:
         """The target sparsity at the end of the schedule."""
         return self.schedule(self.schedule.span[1])
 
-    def check_not_replaced(self) -> None:
-        """Raise an error if a parameter of the model is not the attached one any more."""
+    def sparsity(self, pattern: str | None = None) -> float:
+        """Return the fraction of weights in the blocks of a pattern, or of all, that are zero or removed."""
         self._replaced.check()
+        scopes = [scope for scope in self.scopes if pattern in (None, scope.pattern)]
+        for scope in scopes:
+            scope.check_has_values()
+        zero, left = count_zeros(block for scope in scopes for block in scope.live_blocks.values())
+        weights = left if self._shrinking is None else self._shrinking.weights[pattern]
+        return (weights - left + zero) / weights if weights else 0.0
 
     def final_sparsities(self) -> dict[str, str]:
         """Return the final sparsity of each scope as text; "shared" where scores split one target over several."""
@@ -147,46 +182,49 @@ class Engine:
 
     def update(self, optimizer: Optimizer | None) -> None:
         """Update the masks where the schedule has an update; None means all optimizers."""
-        if self._members.leader() in self._members.chosen(optimizer):
+        if self._leader() in self._weights.members.chosen(optimizer):
             self._look_for_others()
         self._update(optimizer)
 
+    def _leader(self) -> Optimizer | None:
+        return self._weights.members.leader()
+
     def _update(self, optimizer: Optimizer | None) -> None:
-        chosen = self._members.chosen(optimizer)
-        if self._members.leader() in chosen:
+        chosen = self._weights.members.chosen(optimizer)
+        if self._leader() in chosen:
             if self.is_due():
                 self.update_now()
             elif self._is_observed():
                 self._start_observation()
-                self.scoring.observe(self.step, self.target, self.masks() if self._buffer.is_pruned else {})
+                self.scoring.observe(self.step, self.target, self._live_masks() if self._buffer.is_held else {})
         self._prepared.update(id(o) for o in chosen)
 
     def mask_gradients(self, optimizer: Optimizer | None) -> None:
         """Zero the pruned blocks of the gradients that an optimizer, or all of them, will read."""
-        for o in self._members.chosen(optimizer) if self._buffer.is_pruned else []:
-            hold = self._members.of(o)[1]
-            hold.fill_in(_dense_gradients(hold.parameters()), self._buffer.flat)
+        self._weights.mask_gradients(optimizer)
 
     def hold(self) -> None:
         """Zero all pruned blocks in the weights."""
-        if self._buffer.is_pruned:
-            self._everything.fill(self._buffer.flat)
+        self._weights.hold()
+        self._zero_removed()
+
+    def _zero_removed(self) -> None:
+        if self._shrinking is not None:
+            self._shrinking.zero_removed()
 
     def mask_copy(self, module: nn.Module) -> None:
         """Zero all pruned blocks in a copy of the model."""
-        copied = Names(module.module if isinstance(module, AveragedModel) else module).parameters
-        for name in [self._names[id(param)] for param in self._parameters()]:
-            if name not in copied:
-                raise PatternError(
-                    f"{type(module).__name__} is not a copy of the model: it has no {name}{nearest(name, copied)}"
-                )
-        weights = {id(param): copied[self._names[id(param)]] for param in self._everything.parameters()}
-        self._everything.fill_in(weights, self._buffer.flat)
+        if self.is_shrunk:
+            raise PatternError(
+                f"{type(module).__name__} is a copy of the whole model, from which units are removed while it trains: "
+                "use no shrink where averages of the weights are kept"
+            )
+        self._weights.mask_copy(module, self._names)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._grown.before_step()
         is_first_trial = self._starts_dense and is_rehearsal(optimizer)
-        if optimizer is self._members.leader() and id(optimizer) not in self._prepared and not is_first_trial:
+        if optimizer is self._leader() and id(optimizer) not in self._prepared and not is_first_trial:
             self._look_for_others()
 
     def _look_for_others(self) -> None:
@@ -205,18 +243,61 @@ class Engine:
         if id(optimizer) not in self._prepared:
             self._update(optimizer)
         self._prepared.discard(id(optimizer))
-        scopes, hold = self._members.of(optimizer)
-        for scope in scopes if self._acts_after_steps else []:
+        for scope in self._weights.members.of(optimizer)[0] if self._acts_after_steps else []:
             self.configuration.method.after_step(scope.scope, scope.memory)
-        if self._buffer.is_pruned:
-            hold.fill(self._buffer.flat)
-        if optimizer is self._members.leader():
+        self._weights.hold_of(optimizer)
+        self._zero_removed()
+        if optimizer is self._leader():
             self._replaced.check()
             self.step += 1
             self._others.reset()
             self.scoring.at_step(self.step, self._is_owed)
             if self.step == self.schedule.span[1] + 1 and not self._is_owed:
                 self.scoring.forget_state()  # so that checkpoints do not hold a value for each block from here on
+            self._shrink()
+
+    @property
+    def is_shrunk(self) -> bool:
+        """Whether units are removed from the model now."""
+        return self._shrinking is not None and self._shrinking.is_shrunk
+
+    def shrinking_parameters(self) -> list[Tensor]:
+        """Return the parameters that may get smaller."""
+        return [] if self._shrinking is None else self._shrinking.parameters()
+
+    @property
+    def resizes(self) -> int:
+        """How often parameters have got another size."""
+        return 0 if self._shrinking is None else self._shrinking.count
+
+    def _shrink(self) -> None:
+        """Remove the units that new masks prune, if they are enough."""
+        shrinking, flat = self._shrinking, self._buffer.flat
+        if shrinking is None or self._considered is flat:
+            return
+        self._considered = flat
+        if shrinking.pays(self.masks(), is_last=self.step > self.schedule.span[1]):
+            self._resize(lambda: shrinking.remove(self.masks()))
+
+    def put_back(self) -> None:
+        """Put removed units back into the model, with weights of zero."""
+        if self._shrinking is not None and self.is_shrunk:
+            self._resize(self._shrinking.put_back)
+
+    def _resize(self, change: Callable[[], None]) -> None:
+        """Change the sizes of parameters, and build what depends on them again; inputs are observed anew."""
+        assert self._shrinking is not None, "no other sizes change"
+        masks, memory, flows = self.masks(), {s.name: s.memory for s in self.scopes}, self.scoring.flow_state()
+        self.scoring.close()
+        change()
+        self.scopes = [self._masked_scope(each, left) for each, left in self._shrinking.laid()]
+        self._bind(self._shrinking.model)
+        self._buffer.replace(self._buffer.from_names(masks))
+        for scope in self.scopes:
+            scope.memory = memory[scope.name]
+        self.scoring.load_flow_state(flows)
+        self.scoring.at_step(self.step, self._is_owed)
+        self._considered = self._buffer.flat
 
     def is_due(self) -> bool:
         """Whether this step has an update that is not made yet."""
@@ -260,7 +341,7 @@ class Engine:
     def _score(self) -> Scores | None:
         """Score all blocks; None where that is not possible now, and an update is owed."""
         self._start_observation()
-        scores = self.scoring.score(self.step, self.target, self.masks())
+        scores = self.scoring.score(self.step, self.target, self._live_masks())
         self._is_owed = scores is None
         return self.scoring.first_mask(scores) if scores is not None and self._is_first() else scores
 
@@ -283,12 +364,13 @@ class Engine:
         before, method = self._buffer.flat, self.configuration.method
         pairs = zip(self.stacks, contexts, self._buffer.gathered(masks), strict=True)
         memories = [stack.checked(method.remember(context, mask), method) for stack, context, mask in pairs]
+        if self._shrinking is not None:
+            self._shrinking.check_stay_pruned(self._buffer.views(masks))
         if self.scoring.compensates and (masks & ~before).any():
-            self.scoring.compensate(self._buffer.views(masks))
+            self.scoring.compensate(self._buffer.live_views(self._buffer.live_of(masks)))
         self._buffer.replace(masks)
         changed = before ^ masks
-        self._everything.fill(changed)  # pruned blocks become zero, and grown blocks start at zero
-        reset_blocks(self._optimizers, self._everything, changed)
+        self._weights.start_at_zero(changed)  # those that are pruned, and those that grow
         for stack, context, memory in zip(self.stacks, contexts, memories, strict=True):
             method.change(context, memory)
             stack.memory = memory
@@ -316,8 +398,7 @@ class Engine:
         self._starts_dense = False
         changed = self._buffer.flat ^ (new := self._buffer.from_names({**self.masks(), **masks}))
         self._buffer.replace(new)
-        self._everything.fill(changed)
-        reset_blocks(self._optimizers, self._everything, changed)
+        self._weights.start_at_zero(changed)
         self._others.reset()
         self._record(int(changed.count_nonzero()), sparsity)
 
@@ -349,6 +430,7 @@ class Engine:
             "grown": packed.pack_all(self._grown.grids()),
             "last_update": dict(vars(self.last_update)),
             "masks": packed.pack_all(self.masks()),
+            "removed": packed.pack_all({} if self._shrinking is None else self._shrinking.state_dict()),
             "memory": {scope.name: scope.memory.cpu() for scope in self.scopes if scope.memory is not None},
             **self.scoring.state_dict(self._names),
         }
@@ -365,7 +447,10 @@ class Engine:
         check_state(state, self.configuration.method)
         grids = {name: block.grid_shape for scope in self.scopes for name, block in scope.blocks.items()}
         masks = packed.unpack_all(state["masks"], grids)
-        self.scoring.load_state_dict(state, self._names)
+        is_same = self._load_removed(state, masks)
+        self.scoring.load_flow_state(state)
+        if is_same:
+            self.scoring.load_inputs(state, self._names)
         self._starts_dense = False
         self._buffer.replace(self._buffer.from_names(masks))
         for scope in self.scopes:
@@ -383,16 +468,12 @@ class Engine:
         self.scoring.at_step(self.step, self._is_owed)
         self.hold()
 
-
-def _dense_gradients(params: Iterable[Tensor]) -> dict[int, Tensor]:
-    """Return the gradients of parameters, by the id of the parameter, those that are sparse tensors left out.
-
-    One that was expanded, whose elements share memory, is replaced by a copy that can be written to.
-    """
-    found: dict[int, Tensor] = {}
-    for param in params:
-        if param.grad is not None and param.grad.layout == torch.strided:
-            if 0 in param.grad.stride() and not is_sharded(param):
-                param.grad = param.grad.contiguous()
-            found[id(param)] = param.grad
-    return found
+    def _load_removed(self, state: Mapping[str, Any], masks: Mapping[str, Tensor]) -> bool:
+        """Remove the units that a state says; return whether the inputs of layers are those of its model."""
+        saved, shrinking = state.get("removed", {}), self._shrinking
+        if shrinking is None:
+            return not saved
+        removed = packed.unpack_all(saved, {name: masks[name].shape for name in saved if name in masks})
+        if removed or self.is_shrunk:
+            self._resize(lambda: shrinking.load(removed, masks))
+        return True

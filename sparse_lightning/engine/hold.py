@@ -35,7 +35,7 @@ class Hold:
     """
 
     def __init__(self, scopes: Sequence[MaskedScope], layout: Callable[[str], Layout]) -> None:
-        named = [(layout(name), block) for scope in scopes for name, block in scope.blocks.items()]
+        named = [(layout(name), block) for scope in scopes for name, block in scope.live_blocks.items()]
         self._placed: list[Placed] = [
             (spec, grid.permute(inverse(block.order_of(spec)))) for grid, block in named for spec in block.blocks()
         ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from sparse_lightning.blocks.live_scope import LiveScope
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.budgets import Budget, ScoredScope
 from sparse_lightning.errors import SparseLightningError
@@ -21,6 +22,7 @@ class MaskedScope:
 
     Args:
         attachment: what the pattern returned.
+        left: what is left of its blocks, if units of the model are removed; None if all are there.
 
     Attributes:
         name: unique in the model.
@@ -29,19 +31,25 @@ class MaskedScope:
         final: the final sparsity that the pattern fixes; None where the budget decides.
         blocks: the blocks by name.
         masks: for each block, by the same name, a boolean grid; True = pruned. Views of the masks of the engine.
+        live: the scope on the weights that are left; the same scope if all are.
+        live_blocks: its blocks, by the same names.
+        live_masks: the masks of these.
         memory: what the method remembers from one update to the next.
     """
 
     is_scored = True
     """Whether scores of its blocks are computed before the method chooses."""
 
-    def __init__(self, attachment: Attachment) -> None:
+    def __init__(self, attachment: Attachment, left: LiveScope | None = None) -> None:
         self.name, self.pattern = attachment.name, attachment.pattern
-        self.scope, self.final = attachment.scope, attachment.final
+        self.scope, self.final, self.left = attachment.scope, attachment.final, left
+        self.live = self.scope if left is None else left.scope
         self.blocks: dict[str, SparseBlock] = self.scope.named_blocks(self.name)
-        self._parameters = self.scope.unique_params()
+        self.live_blocks = self.live.named_blocks(self.name)
+        self._parameters = self.live.unique_params()
         self.device = self._parameters[0].device
         self.masks: dict[str, Tensor] = {}
+        self.live_masks: dict[str, Tensor] = {}
         self.memory: Tensor | None = None
 
     def check_has_values(self) -> None:

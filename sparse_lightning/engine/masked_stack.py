@@ -10,6 +10,7 @@ from torch import Tensor
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.scope_stack import ScopeStack, stacks
 from sparse_lightning.budgets import Budget
+from sparse_lightning.engine.live_layouts import LiveLayouts, grids_in
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.engine.nm_groups import declares
 from sparse_lightning.errors import SparsityError
@@ -132,6 +133,12 @@ class MaskBuffer:
     Args:
         stacks: whose masks it holds.
         device: where the masks are.
+
+    Attributes:
+        flat: all masks.
+        is_pruned: whether a block is pruned.
+        live: the masks of the blocks that are left in the model; the same tensor if all are.
+        is_held: whether one of these is pruned.
     """
 
     def __init__(self, stacks: Sequence[MaskedStack], device: torch.device) -> None:
@@ -143,6 +150,7 @@ class MaskBuffer:
         for name in [name for stack in stacks for name in stack.names()]:
             self._layouts[name] = Layout(shapes[name], None, start)
             start += self._layouts[name].numel
+        self._live = LiveLayouts([scope for stack in stacks for scope in stack.scopes], self._layouts, device)
         self._set(torch.zeros(start, dtype=torch.bool, device=device), is_pruned=False)
 
     def replace(self, flat: Tensor) -> None:
@@ -151,20 +159,29 @@ class MaskBuffer:
         self._set(flat, is_pruned=bool(flat.count_nonzero()))
 
     def _set(self, flat: Tensor, is_pruned: bool) -> None:
-        self.flat, self.is_pruned = flat, is_pruned
-        views = self.views(flat)
+        self.flat, self.is_pruned, self.live = flat, is_pruned, self._live.of(flat)
+        self.is_held = is_pruned and (self.live is flat or bool(self.live.count_nonzero()))
+        views, live = self.views(flat), self.live_views(self.live)
         for stack in self.stacks:
             for scope in stack.scopes:
                 scope.masks = {name: views[name] for name in scope.blocks}
+                scope.live_masks = {name: live[name] for name in scope.blocks}
 
-    def layout(self, name: str) -> Layout:
-        """Return where the grid of a block is in the flat tensor."""
-        return self._layouts[name]
+    def live_layout(self, name: str) -> Layout:
+        """Return where the grid of the blocks that are left is in a flat tensor of all that are left."""
+        return self._live.layouts[name]
+
+    def live_of(self, flat: Tensor) -> Tensor:
+        """Return the values of the blocks that are left, flat; the same tensor if all are."""
+        return self._live.of(flat)
+
+    def live_views(self, live: Tensor) -> dict[str, Tensor]:
+        """Return the grid of the blocks that are left in a flat tensor of these, by name."""
+        return grids_in(live, self._live.layouts)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the grid of each block in a flat tensor, by name."""
-        parts = torch.split(flat, [layout.numel for layout in self._layouts.values()])
-        return {name: part.view(self._layouts[name].shape) for name, part in zip(self._layouts, parts, strict=True)}
+        return grids_in(flat, self._layouts)
 
     def gathered(self, flat: Tensor) -> list[Tensor]:
         """Return flat masks for each stack, gathered by scope."""

@@ -54,7 +54,7 @@ class OtherSteps:
     def __init__(self, scopes: Sequence[MaskedScope]) -> None:
         self._scopes, self._turn = list(scopes), 0
         # Blocks of single weights would need a number for each weight.
-        self._in_blocks = [scope for scope in scopes if scope.scope.numblk() < scope.scope.numel()]
+        self._in_blocks = [scope for scope in scopes if scope.live.numblk() < scope.live.numel()]
         self._first = scopes[0].parameters()[0]
         self._has_warned, self._is_stepped = False, False
         self._version, self._changes = version(self._first), 0
@@ -68,7 +68,7 @@ class OtherSteps:
         if self._in_blocks and not self._has_warned:
             scope = self._in_blocks[self._turn % len(self._in_blocks)]
             self._turn += 1
-            if any(_holds_weights(block, scope.masks[name]) for name, block in scope.blocks.items()):
+            if any(_holds_weights(block, scope.live_masks[name]) for name, block in scope.live_blocks.items()):
                 self._warn(f"pruned blocks of {scope.name} are not zero")
 
     def before_step(self) -> None:

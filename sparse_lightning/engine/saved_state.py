@@ -29,6 +29,7 @@ FORM: Mapping[str, Any] = {
     "grown": {EACH: _MASK},
     "last_update": {"step": int, "target": (int, float), "churn": (int, float)},
     "masks": {EACH: _MASK},
+    "removed": {EACH: _MASK},
     "memory": {EACH: Tensor},
     "scorer": _SCORER,
     "growth": (None, _SCORER),

@@ -82,6 +82,9 @@ class Scoring:
         self._norms = TrainingInputNorms(model, self._parameters()) if "input_norm" in self._names else None
         self._near = NearUpdates(configuration, OBSERVED)
         self.at_step(0, is_owed=False)
+
+    def check(self) -> None:
+        """Raise a FlowError, and remove the hooks, if an input of the criterion would be missing."""
         try:
             self._scorer.check(self._sources(0, 0.0, {}))
         except FlowError:
@@ -92,7 +95,7 @@ class Scoring:
         scorer = Scorer(criterion, self._device, self._configuration.lowering, seed)
         for scope in self._scopes:
             if scope.is_scored:
-                scorer.attach(scope.name, scope.scope)
+                scorer.attach(scope.name, scope.scope, scope.left)
         return scorer
 
     def _scorers(self) -> list[Scorer]:
@@ -273,6 +276,13 @@ class Scoring:
         for scorer in self._scorers():
             scorer.forget()
 
+    def flow_state(self) -> dict[str, Any]:
+        """Return the state of the flows."""
+        return {
+            "scorer": self._scorer.state_dict(),
+            "growth": self._growth.state_dict() if self._growth else None,
+        }
+
     def state_dict(self, names: Mapping[int, str]) -> dict[str, Any]:
         """Return the state of the flows, and the input norms since the last update.
 
@@ -281,14 +291,13 @@ class Scoring:
         """
         norms = {} if self._norms is None else self._norms.total_squares()
         return {
-            "scorer": self._scorer.state_dict(),
-            "growth": self._growth.state_dict() if self._growth else None,
+            **self.flow_state(),
             "input_norms": {names[id(weight)]: squares.cpu() for weight, squares in norms.items()},
             **({} if self._compensating is None else {"gram_matrices": self._compensating.state_dict()}),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], names: Mapping[int, str]) -> None:
-        """Load what `state_dict` returned."""
+    def load_flow_state(self, state: Mapping[str, Any]) -> None:
+        """Load what `flow_state` returned."""
         if (state["growth"] is None) != (self._growth is None):
             method = type(self._configuration.method).__name__
             grows = "grows" if state["growth"] is not None else "does not grow"
@@ -305,6 +314,14 @@ class Scoring:
         self._scorer.load_state_dict(state["scorer"])
         if self._growth:
             self._growth.load_state_dict(state["growth"])
+
+    def load_inputs(self, state: Mapping[str, Any], names: Mapping[int, str]) -> None:
+        """Load what `state_dict` returned of the inputs of layers.
+
+        Args:
+            state: what was returned.
+            names: of parameters, by their id.
+        """
         if self._compensating is not None:
             self._compensating.load_state_dict(state.get("gram_matrices", {}))
         if self._norms is not None:

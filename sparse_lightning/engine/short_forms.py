@@ -8,6 +8,7 @@ from typing import Any
 
 from sparse_lightning import budgets, criteria, methods
 from sparse_lightning.budgets import Budget
+from sparse_lightning.compaction.shrink import Shrink
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.errors import FlowError, SparsityError, did_you_mean
 from sparse_lightning.flow import Criterion
@@ -66,6 +67,13 @@ def as_compensation(given: Any) -> Compensation | None:
     if given is None or isinstance(given, Compensation):
         return given
     raise SparsityError(f"compensation={given!r} is not a compensation: pass Refit(), or None")
+
+
+def as_shrink(given: Any) -> Shrink | None:
+    """Return when pruned units are removed while a model trains, or None for never."""
+    if given is None or isinstance(given, Shrink):
+        return given
+    raise SparsityError(f"shrink={given!r} is not a Shrink: pass Shrink(), or None")
 
 
 def _named(given: Any, role: str, home: ModuleType, base: type) -> Any:

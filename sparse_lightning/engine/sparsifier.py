@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.shards import is_rank_zero
-from sparse_lightning.blocks.union import count_zeros
 from sparse_lightning.budgets import Budget, Uniform
+from sparse_lightning.compaction.shrink import Shrink
 from sparse_lightning.compat.wrapped import unwrapped
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.configuration import Configuration, Update, masks_in, rewound
@@ -23,7 +23,14 @@ from sparse_lightning.engine.engine import Engine
 from sparse_lightning.engine.first_masks import FirstMasks, check_first_masks, first_masks
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.engine.saved_state import check_form
-from sparse_lightning.engine.short_forms import as_budget, as_compensation, as_criterion, as_method, as_schedule
+from sparse_lightning.engine.short_forms import (
+    as_budget,
+    as_compensation,
+    as_criterion,
+    as_method,
+    as_schedule,
+    as_shrink,
+)
 from sparse_lightning.errors import ShortRunWarning, SparseLightningError, SparsityError
 from sparse_lightning.flow import Criterion
 from sparse_lightning.kernels.block_score import check_lowering
@@ -56,6 +63,7 @@ class Sparsifier:
         masks: what is pruned from the start: masks by name, as the attribute `masks` has them, or "from weights" for
             the blocks that are zero in a pruned model. None starts dense. A state that is loaded comes first.
         compensation: changes the kept weights at each update that prunes, such as `Refit()`; None for no change.
+        shrink: `Shrink()` removes pruned units from the model while it trains; None leaves them where they are, zero.
 
     Example:
         >>> import torch
@@ -87,6 +95,7 @@ class Sparsifier:
         observe_every: int | None = None,
         masks: FirstMasks = None,
         compensation: Compensation | None = None,
+        shrink: Shrink | None = None,
     ) -> None:
         for name, steps in (("observe_every", observe_every), ("update_every", update_every)):
             if steps is not None and (not _is_whole(steps) or steps < 1):
@@ -102,8 +111,10 @@ class Sparsifier:
             Uniform() if budget is None else as_budget(budget),
         )
         found, plan = collected(patterns), as_schedule(schedule)
-        repair = as_compensation(compensation)
-        self.configuration = Configuration(found, plan, *parts, update_every, seed, lowering, observe_every, repair)
+        rest = as_compensation(compensation), as_shrink(shrink)
+        self.configuration = Configuration(found, plan, *parts, update_every, seed, lowering, observe_every, *rest)
+        self.wraps_again = False
+        """Whether something wraps the model again, for several processes, when `resizes` has changed."""
         self._first_masks = masks
         self._engine: Engine | None = None
         self._pending: dict[str, Any] = {}
@@ -133,7 +144,8 @@ class Sparsifier:
         if self.is_attached:
             raise SparseLightningError("this Sparsifier is already attached to a model: call detach() first")
         listed = list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
-        engine = Engine(resumed(self.configuration, self._pending), model, listed, total_steps)
+        configuration = resumed(self.configuration, self._pending)
+        engine = Engine(configuration, model, listed, total_steps, self.wraps_again)
         foreign = _not_zero(engine.scopes, masks_in(self._pending)) if self._is_own else []
         try:
             self._start(engine)
@@ -158,6 +170,8 @@ class Sparsifier:
 
     def detach(self) -> None:
         """Remove the hooks and leave the model as it is. Masks and state are kept for the next `attach`.
+
+        Units that `shrink` has removed are put back, with weights of zero.
 
         All ranks must call it, as they must call `state_dict`: input norms are summed over ranks.
         """
@@ -198,7 +212,10 @@ class Sparsifier:
 
     @property
     def scopes(self) -> dict[str, SparseScope]:
-        """The scopes in which the budget holds, by name."""
+        """The scopes in which the budget holds, by name, with the grids of `masks`.
+
+        While `shrink` has removed units of a scope, its weights are on the meta device: call `put_back` to read them.
+        """
         return {scope.name: scope.scope for scope in self._attached().scopes}
 
     @property
@@ -229,16 +246,25 @@ class Sparsifier:
         return self._attached().last_update.target >= self.final_target - 1e-9
 
     def sparsity(self) -> float:
-        """Return the fraction of weights in blocks that are zero, counted from the weights, each of them once."""
-        self._attached().check_not_replaced()
-        return _zero_fraction(self._attached().scopes)
+        """Return the fraction of weights in blocks that are zero, counted from the weights, each of them once.
+
+        Weights of removed units count as zero.
+        """
+        return self._attached().sparsity()
 
     def sparsities(self) -> dict[str, float]:
         """Return `sparsity` for each pattern."""
-        self._attached().check_not_replaced()
-        scopes = self._attached().scopes
-        patterns = dict.fromkeys(scope.pattern for scope in scopes)
-        return {name: _zero_fraction(scope for scope in scopes if scope.pattern == name) for name in patterns}
+        engine = self._attached()
+        return {name: engine.sparsity(name) for name in dict.fromkeys(scope.pattern for scope in engine.scopes)}
+
+    @property
+    def resizes(self) -> int:
+        """How often `shrink` has changed the sizes of parameters."""
+        return self._attached().resizes
+
+    def put_back(self) -> None:
+        """Put the units back that `shrink` has removed, with weights of zero; `detach` does so, too."""
+        self._attached().put_back()
 
     def summary(self) -> str:
         """Return a table of what is attached, with the final sparsity of each scope, below what is in force."""
@@ -314,14 +340,6 @@ class Sparsifier:
 def _not_zero(scopes: Iterable[MaskedScope], masks: Mapping[str, Tensor]) -> list[str]:
     """Return the masks of the last model that prune non-zero blocks of this one: in the same model, there are none."""
     return [name for scope in scopes for name in scope.not_zero(masks)]
-
-
-def _zero_fraction(scopes: Iterable[MaskedScope]) -> float:
-    listed = list(scopes)
-    for scope in listed:
-        scope.check_has_values()
-    zero, weights = count_zeros(block for scope in listed for block in scope.scope.blocks())
-    return zero / weights if weights else 0.0
 
 
 def _is_whole(number: Any) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparse_lightning.blocks.alike_blocks import AlikeBlocks, CopyRoom
+from sparse_lightning.blocks.live_scope import LiveScope
 from sparse_lightning.blocks.local_blocks import Fold
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.scope_stack import ScopeStack
@@ -22,6 +23,7 @@ from sparse_lightning.errors import CheckpointError, FlowError, did_you_mean
 from sparse_lightning.flow.criterion import Criterion
 from sparse_lightning.flow.finite import all_finite
 from sparse_lightning.flow.grid_run import GridRun, parts_of
+from sparse_lightning.flow.live_blocks import LiveBlocks
 from sparse_lightning.flow.paged import EntryIndex, PagedField, PageTable, shortened
 from sparse_lightning.flow.program import Program, trace
 from sparse_lightning.flow.pruned_blocks import PrunedBlocks
@@ -89,24 +91,34 @@ class Scorer:
         self.runs = 0
         self._device = torch.device(device)
         self._scopes: dict[str, SparseScope] = {}
+        self._left: dict[str, LiveScope] = {}
         self.table = PageTable()
         self._blocks: dict[str, SparseBlock] = {}
         self._fields = {name: PagedField(state, self._device) for name, state in criterion.states.items()}
 
-    def attach(self, name: str, scope: SparseScope) -> None:
-        """Add a scope under a name, with new state at the fill value of each field."""
+    def attach(self, name: str, scope: SparseScope, left: LiveScope | None = None) -> None:
+        """Add a scope under a name, with new state at the fill value of each field.
+
+        Args:
+            name: of the scope.
+            scope: whose blocks are scored.
+            left: what is left of them, if units of the model are removed: those that are removed have no weights, and
+                their blocks are reduced to zero.
+        """
         taken, named = self._blocks, scope.named_blocks(name)
         if name in self._scopes or any(owner in taken for owner in named):
             raise FlowError(f"{name!r} is already attached: detach it first, or use another name")
         if any(block is other for other in taken.values() for block in named.values()):
             raise FlowError(f"a block of {name!r} is already attached under another name: detach that one first")
-        for param in scope.unique_params():
+        live = scope if left is None else left.scope
+        for param in live.unique_params():
             if param.device.type != self._device.type:
                 raise FlowError(
                     f"{name!r} has a parameter on {param.device}, but the flow was traced for {self._device}: create "
                     "the Scorer with the device of the parameters"
                 )
         self._scopes[name] = scope
+        self._left |= {} if left is None else {name: left}
         for owner, block in named.items():
             pages = self.table.allocate(owner, block.numblk())
             for field in self._fields.values():
@@ -118,13 +130,14 @@ class Scorer:
         """Remove a scope and its state."""
         if name not in self._scopes:
             raise FlowError(f"{name!r} is not attached{did_you_mean(name, self._scopes)}")
+        self._left.pop(name, None)
         for owner in self._scopes.pop(name).named_blocks(name):
             self.table.free(owner)
             del self._blocks[owner]
         self._forget_layout()
 
     def _forget_layout(self) -> None:
-        for name in ("_ragged", "_groups", "_pruned", "_run", "_parts", "_state_kernel"):
+        for name in ("_ragged", "_live", "_groups", "_pruned", "_run", "_parts", "_state_kernel"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -133,17 +146,22 @@ class Scorer:
         return RaggedBlocks(self._scopes, self.table, self._device)
 
     @cached_property
+    def _live(self) -> LiveBlocks:
+        """What is left of the blocks in the model."""
+        return LiveBlocks(self._ragged, self._left, self.table, self._device)
+
+    @cached_property
     def _groups(self) -> list[list[BlockSpec]]:
         """The specs of all blocks, those that are read in one call together."""
-        return [group for stack in self._ragged.stacks for group in _alike_specs(stack)]
+        return [group for stack in self._live.ragged.stacks for group in _alike_specs(stack)]
 
     @cached_property
     def _pruned(self) -> PrunedBlocks:
-        return PrunedBlocks(self._ragged)
+        return PrunedBlocks(self._live.ragged)
 
     def check(self, sources: Sources) -> None:
         """Raise `FlowError` if an input of the flow would be missing in a run."""
-        for owner, block in self._blocks.items():
+        for owner, block in self._live.ragged.blocks.items():
             for param in block.unique_params():
                 sources.check(self.program.names, owner, param)
 
@@ -231,8 +249,9 @@ class Scorer:
             self._fold_here(grids, specs, sources, room)
             parts += [(grid, kind, specs[0].param) for grid, kind in zip(grids, kinds, strict=True)]
         whole = iter(complete(parts))
-        gathered = [self._gather(stack, whole) for stack in self._ragged.stacks]
-        return [concatenated([values.reshape(-1) for values in fold]) for fold in zip(*gathered, strict=True)]
+        gathered = [self._gather(stack, whole) for stack in self._live.ragged.stacks]
+        folds = [concatenated([values.reshape(-1) for values in fold]) for fold in zip(*gathered, strict=True)]
+        return [self._live.widened(fold) for fold in folds]
 
     def _room(self, groups: Sequence[Sequence[BlockSpec]]) -> Iterator[list[Tensor]]:
         """Allocate the grids of each group, one per fold, all in one buffer: small tensors would fragment the heap."""
@@ -245,7 +264,7 @@ class Scorer:
 
     def _fold_here(self, grids: Sequence[Tensor], specs: Sequence[BlockSpec], sources: Sources, room: CopyRoom) -> None:
         """Run the stage on the weights of this process, those of alike specs in one call."""
-        names, owners = self.program.elements[1:], self._ragged.owners
+        names, owners = self.program.elements[1:], self._live.ragged.owners
         others = [[sources.element(name, spec.param, owners[spec]) for spec in specs] for name in names]
         zeros = self._pruned.of(specs, sources.pruned) if sources.pruned and self._vanishes else None
         AlikeBlocks(specs, others, zeros).fold_into(grids, self.program.stage, self._run, room)
@@ -267,7 +286,7 @@ class Scorer:
     @cached_property
     def _run(self) -> Fold:
         """The lowering of the stage."""
-        return block_score.choose(self._device, self._ragged.elements, self.lowering)
+        return block_score.choose(self._device, self._live.ragged.elements, self.lowering)
 
     def _ragged_inputs(self, sources: Sources) -> dict[str, Tensor]:
         numbers = {"step": float(sources.step), "target": float(sources.target)}
@@ -276,8 +295,8 @@ class Scorer:
             draws = [self._draw(owner, block.numblk()) for owner, block in self._ragged.blocks.items()]
             found["random"] = self._ragged.join(draws).view(-1, 1, 1)
         if "removal_error" in self.program.names and sources.removal_error is not None:
-            errors = [sources.removal_error(block).float() for block in self._ragged.blocks.values()]
-            found["removal_error"] = self._ragged.join(errors).view(-1, 1, 1)
+            errors = [sources.removal_error(block).float() for block in self._live.ragged.blocks.values()]
+            found["removal_error"] = self._live.widened(self._live.ragged.join(errors)).view(-1, 1, 1)
         return found
 
     def _draw(self, owner: str, n: int) -> Tensor:

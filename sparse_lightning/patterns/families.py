@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from sparse_lightning.compat.plain_names import is_of_adapter, plain_name
@@ -61,7 +61,7 @@ class Coupled(Pattern):
         taken = [family for family in found if self._takes(family)]
         if not taken:
             raise PatternError(self._nothing(found))
-        return [self._attach(names, family) for family in taken]
+        return [replace(self._attach(names, family), traced=found) for family in taken]
 
     def _takes(self, family: Family) -> bool:
         own = [name for name in family.parameters() if not is_of_adapter(name)]

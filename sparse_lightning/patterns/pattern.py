@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import ClassVar, Protocol
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from typing_extensions import TypeAliasType
 
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.errors import CouplingError, LayoutError, PatternError
+from sparse_lightning.graph import Couplings
 from sparse_lightning.layout import Layout
 from sparse_lightning.patterns.names import Names, nearest
 
@@ -32,6 +33,7 @@ class Attachment:
         final: the final sparsity if the pattern fixes it, as N:M does; None leaves it to the budget.
         has_units: whether each block is a unit of the model, such as a channel, that may cross other units: rows of a
             weight belong to the units that it computes, and columns to those that it reads.
+        traced: the families of the model, where the pattern has found its units among them.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Attachment:
     scope: SparseScope
     final: float | None = None
     has_units: bool = False
+    traced: Couplings | None = field(default=None, repr=False, compare=False)
 
 
 class NamedScope(Protocol):
