@@ -66,6 +66,8 @@ class Run:
         for module in self.model.modules():  # a mask of dropout is drawn for another shape
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0
         self.inputs = _doubled(inputs)
@@ -448,7 +450,7 @@ def test_a_method_that_lets_removed_units_grow_is_stopped():
         all(run.step() for _ in range(STEPS))
 
 
-@pytest.mark.parametrize("name", ["nano", "fused"])
+@pytest.mark.parametrize("name", ["fused", "interleaved"])
 def test_sizes_that_are_written_into_the_code_of_a_model_are_refused_before_training(name):
     case = PLAIN[name]
     torch.manual_seed(1)
@@ -461,6 +463,20 @@ def test_sizes_that_are_written_into_the_code_of_a_model_are_refused_before_trai
     assert not differences(model.state_dict(), before), "the attempt has changed the model"
     assert [p.data_ptr() for p in model.parameters()] == pointers
     case.build().load_state_dict(model.state_dict())
+
+
+def test_units_that_fail_alone_stay_in_the_model():
+    """The heads of nn.MultiheadAttention, whose code has their size; the neurons beside them are removed."""
+    case = PLAIN["multihead attention"]
+    plain = Run(case.build, case.inputs)
+    with pytest.warns(UserWarning, match=r"pruned units of self_attn \(heads\) stay in the model while it trains"):
+        small = Run(case.build, case.inputs, Shrink(at_least=0.0))
+    for _ in range(STEPS):
+        plain.step()
+        small.step()
+    check_near(small.state()["model"], plain.state()["model"])
+    assert small.model.linear1.out_features < plain.model.linear1.out_features
+    assert small.model.self_attn.in_proj_weight.shape == plain.model.self_attn.in_proj_weight.shape
 
 
 def test_compiled_models_are_refused():

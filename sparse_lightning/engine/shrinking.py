@@ -7,6 +7,7 @@ every state dict, so that a checkpoint does not depend on it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,14 @@ from sparse_lightning.compaction.shrunk_model import ShrunkModel
 from sparse_lightning.compaction.zero_units import KeptUnits
 from sparse_lightning.engine.shrinkable import check_model, check_optimizers
 from sparse_lightning.engine.unit_scopes import UnitScope, unit_scopes
-from sparse_lightning.errors import CheckpointError, CouplingError, LayoutError, PatternError, SparsityError
+from sparse_lightning.errors import (
+    CheckpointError,
+    CouplingError,
+    LayoutError,
+    PatternError,
+    SparseLightningError,
+    SparsityError,
+)
 from sparse_lightning.graph import Couplings, couplings
 from sparse_lightning.graph.couplings import Preference
 from sparse_lightning.patterns import Attachment
@@ -75,7 +83,7 @@ class Shrinking:
             )
         check_model(model, self._shrunk.tensors())
         check_optimizers(optimizers, self._shrunk.tensors().values())
-        self._shrunk.check()
+        self._leave_out_failing(optimizers)
         self._is_away = True
         self._removed = {name: np.zeros(len(unit.units), np.bool_) for name, unit in self.units.items()}
         patterns = dict.fromkeys(each.pattern for each in found)
@@ -97,6 +105,33 @@ class Shrinking:
         except (CouplingError, LayoutError):
             return False
         return True
+
+    def _leave_out_failing(self, optimizers: Sequence[Optimizer]) -> None:
+        """Try the model without one unit of each family; those that fail alone stay in it, with a warning."""
+        try:
+            return self._shrunk.check()
+        except SparseLightningError as error:
+            reason = error
+        reasons = {name: self._why_not(unit) for name, unit in self.units.items()}
+        self.units = {name: unit for name, unit in self.units.items() if reasons[name] is None}
+        if not self.units or not any(reasons.values()):
+            raise reason
+        self._shrunk = ShrunkModel(self.model, self._couplings, self._families(), optimizers)
+        self._shrunk.check()
+        failing = [name for name, why in reasons.items() if why is not None]
+        warnings.warn(
+            f"pruned units of {', '.join(failing[:3])}{' and others' if failing[3:] else ''} stay in the model while "
+            f"it trains, zero: {reasons[failing[0]]}",
+            stacklevel=2,
+        )
+
+    def _why_not(self, unit: UnitScope) -> str | None:
+        """Return why units of one family cannot be removed; None if they can."""
+        try:
+            ShrunkModel(self.model, self._couplings, [unit.family], []).check()
+        except SparseLightningError as error:
+            return str(error)
+        return None
 
     def _rest(self, tensor: Tensor, left: Mapping[str, KeptIndices]) -> Rest | None:
         """Return what is left of the parameter behind a tensor of a whole scope."""
