@@ -186,3 +186,20 @@ def test_optimizer_step_post_hooks():
 def test_op():
     add = compat.builtin_of(torch.ops.aten.add.Tensor)
     assert torch.equal(add(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0)), "OpOverload._op has changed"
+
+
+def test_compiled_call_impl():
+    layer = nn.Linear(2, 2)
+    assert not compat.is_compiled(layer)
+    layer.compile(backend="eager")
+    assert compat.is_compiled(layer), "Module._compiled_call_impl has changed"
+    assert not compat.is_compiled(compat.shallow_copy(layer, bool)), "a copy for tracing is not compiled"
+
+
+def test_torchdynamo_orig_callable():
+    layer = nn.Linear(2, 2)
+    forward = layer.forward
+    layer.forward = torch.compile(forward, backend="eager")
+    assert compat.uncompiled_function(layer.forward) == forward, "_torchdynamo_orig_callable has changed"
+    assert compat.uncompiled_function(forward) == forward
+    assert compat.is_compiled(layer)

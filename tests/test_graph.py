@@ -146,6 +146,29 @@ def test_control_flow_on_data_is_an_error_that_points_to_the_hand_written_patter
         couplings(Branches(4, 4), (VECTORS,))
 
 
+def compiled_in_place(model):
+    model.compile(backend="eager")
+    return model
+
+
+def compiled_forward(model):
+    """As Lightning does with a compiled LightningModule."""
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    "compiled", [lambda model: torch.compile(model, backend="eager"), compiled_in_place, compiled_forward]
+)
+def test_a_compiled_model_has_the_families_of_the_plain_one(compiled):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    wanted = str(couplings(model, (VECTORS,)))
+    made = compiled(model)
+    assert str(couplings(made, (VECTORS,))) == wanted
+    made(VECTORS)
+    assert str(couplings(made, (VECTORS,))) == wanted, "after it was called"
+
+
 def test_a_removal_gives_the_indices_that_are_left_and_a_smaller_program_for_any_batch():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     found = couplings(model, (VECTORS,))

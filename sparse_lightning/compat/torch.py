@@ -211,14 +211,16 @@ def leaves(tree: Any) -> list[Any]:
 def shallow_copy(module: nn.Module, keeps: Callable[[Any], bool]) -> nn.Module:
     """Return a module of the same class with the same attributes, in eval mode, and with some of the forward hooks.
 
-    Private: `Module._forward_hooks` and `Module._forward_pre_hooks`.
+    It is not compiled, as `Module.compile` has done.
+
+    Private: `Module._forward_hooks`, `Module._forward_pre_hooks` and `Module._compiled_call_impl`.
 
     Args:
         module: to copy; it is not changed.
         keeps: whether to keep a hook.
     """
     copied: nn.Module = object.__new__(type(module))  # the class of FSDP2 would build a new module
-    vars(copied).update(vars(module), training=False)
+    vars(copied).update(vars(module), training=False, _compiled_call_impl=None)
     for name in ("_forward_hooks", "_forward_pre_hooks"):
         hooks = vars(module)[name]
         vars(copied)[name] = type(hooks)((key, hook) for key, hook in hooks.items() if keeps(hook))
@@ -247,6 +249,16 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else model
 
 
+def uncompiled_function(function: Any) -> Any:
+    """Return the function that `torch.compile` has wrapped, as Lightning does with `forward`; another one as it is.
+
+    Private: `_torchdynamo_orig_callable`, and the module `torch._dynamo`, whose functions wrap it once more.
+    """
+    found = getattr(function, "_torchdynamo_orig_callable", function)
+    is_wrapper = str(getattr(found, "__globals__", {}).get("__name__")).startswith("torch._dynamo")
+    return getattr(found, "__wrapped__", found) if found is not function and is_wrapper else found
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether `torch.compile` has compiled a module, or a function that it holds.
 
@@ -254,7 +266,7 @@ def is_compiled(module: nn.Module) -> bool:
     """
     held = vars(module).values()
     is_own = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-    return is_own or any(hasattr(each, "_torchdynamo_orig_callable") for each in held)
+    return is_own or any(uncompiled_function(each) is not each for each in held)
 
 
 def builtin_of(operator: Any) -> Callable[..., Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sparse_lightning.compat.torch import fill_copy, shallow_copy
+from sparse_lightning.compat.torch import fill_copy, shallow_copy, uncompiled_function
 
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_forward_module")
 
@@ -16,8 +17,9 @@ _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_forward_module")
 def skeleton(model: nn.Module) -> nn.Module:
     """Return a copy of the modules of a model that shares its parameters, for tracing.
 
-    Wrappers of torch.compile, activation checkpointing and Fabric are removed, and hooks of torch.distributed. A model
-    with sharded parameters, or some on the meta device, gets parameters of the full shapes on the meta device.
+    Wrappers of torch.compile, activation checkpointing and Fabric are removed, and so are compiled code and hooks of
+    torch.distributed. A model with sharded parameters, or some on the meta device, gets parameters of the full shapes
+    on the meta device.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.Dropout())
@@ -74,9 +76,13 @@ class _Skeleton:
         return self._tensors[id(tensor)]
 
     def _moved(self, item: Any) -> Any:
-        """Return what a plain attribute holds, with modules of the model replaced by their copies."""
+        """Return what a plain attribute holds, with modules of the model replaced by their copies, and not compiled."""
         if isinstance(item, nn.Module):
             return self._copies.get(id(item), item)
+        function = uncompiled_function(item)
+        if function is not item:
+            copied = self._copies.get(id(getattr(function, "__self__", None)))
+            return function if copied is None else MethodType(function.__func__, copied)
         if type(item) in (list, tuple) and any(isinstance(each, nn.Module) for each in item):
             return type(item)(self._moved(each) for each in item)
         if type(item) is dict and any(isinstance(each, nn.Module) for each in item.values()):
