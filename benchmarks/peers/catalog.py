@@ -8,7 +8,7 @@ from importlib.metadata import version
 from peer import Peer
 
 MODULES = {
-    "ours": ("Ours", "OursMagnitude"),
+    "ours": ("Ours", "OursMagnitude", "OursShrink", "OursMagnitudeShrink"),
     "mask_loop": ("MaskLoop",),
     "model_pruning": ("LightningModelPruning",),
     "torch_ao": ("TorchAO",),

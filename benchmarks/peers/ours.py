@@ -62,7 +62,7 @@ class Ours(Peer):
 
     def shrunk(self) -> Peer | None:
         """Without pruned units: `compact` cuts the model and its optimizer."""
-        if self.plan.pattern != "units":
+        if self.plan.pattern != "units" or self.costs_only:
             return None
         small = sl.compact(self.model, (self.example,), self.optimizer)
         return Peer(small, self.structure, self.optimizer, self.plan, self.example)
@@ -76,5 +76,27 @@ class OursMagnitude(Ours):
     """The job that the others do: magnitude pruning."""
 
     name = "sparse_lightning, Magnitude"
+    observes = False
+    criterion = sl.Magnitude()
+
+
+class OursShrink(Ours):
+    """Removes pruned units while it trains."""
+
+    name = "sparse_lightning, defaults, shrink"
+    patterns = ("units",)
+    updates_once = True
+    costs_only = True
+
+    def start(self) -> None:
+        """Attach a Sparsifier that shrinks."""
+        self.parts = {"shrink": sl.Shrink((self.example,))}
+        super().start()
+
+
+class OursMagnitudeShrink(OursShrink):
+    """The job that Torch-Pruning does: magnitude pruning of units that are removed."""
+
+    name = "sparse_lightning, Magnitude, shrink"
     observes = False
     criterion = sl.Magnitude()

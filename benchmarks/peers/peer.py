@@ -29,6 +29,8 @@ class Peer:
     """Those that it can do in convolutions."""
     observes: ClassVar[bool] = False
     """Whether its scores look at steps between two updates, which then cost more than steps after the last one."""
+    costs_only: ClassVar[bool] = False
+    """Whether it trains the model of another one, up to rounding, so that only its costs are measured."""
     updates_once: ClassVar[bool] = False
     """Whether a model can be pruned once only, or shrinks, so that only its first update is timed."""
 

@@ -63,10 +63,10 @@ def plan(question: str, kinds: list[type[Peer]], chosen: argparse.Namespace) -> 
         yield from cost.measurements(kinds)
     elif question == "growth":
         yield from growth.measurements()
-    elif question == "speed":
-        yield from speed.measurements(kinds, known_tasks(chosen), chosen.seeds)
     else:
-        yield from quality.measurements(kinds, known_tasks(chosen), chosen.seeds)
+        trained = [kind for kind in kinds if not kind.costs_only]
+        makes = speed.measurements if question == "speed" else quality.measurements
+        yield from makes(trained, known_tasks(chosen), chosen.seeds)
 
 
 def known_tasks(chosen: argparse.Namespace) -> list[tasks.Task]:
