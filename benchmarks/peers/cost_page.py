@@ -19,10 +19,10 @@ to a step, in dense steps; **run** is a step of a whole run of 1,000 with 30 upd
 peak memory of a process over that of a dense one; **checkpoint** is the size of all that is needed to resume over that
 of a dense run, after the last update, and in brackets before it where that differs. Sparsity is 75 %, and 50 % for 2:4
 and units. Units are removed while the model trains by ours with `shrink` and by Torch-Pruning: their step is that of
-the smallest model. Ours without it calls `compact` after the last update, at 70 % of a run, and trains the smaller model
-from there on: its step is in brackets, and the call is part of **run**. The update of those that make models smaller,
-and of Lightning and nvidia-modelopt, is the first one. Checkpoints with `shrink` are those of the whole model, which
-load into it.
+the smallest model. Ours without it calls `compact` after the last update, at 70 % of a run, and trains the smaller
+model from there on: its step is in brackets, and the call is part of **run**. The update of those that make models
+smaller, and of Lightning and nvidia-modelopt, is the first one. Checkpoints with `shrink` are those of the whole model,
+which load into it.
 
 Runs of 2:4 and units in 10 and 100 tensors are timed as a whole for ours, the loop by hand and Torch-Pruning. All
 others are added up from the other columns: those of Torch-Pruning and of `shrink` as if all steps were the last ones,
