@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import lightning as L
 import pytest
@@ -142,6 +143,15 @@ def test_a_loop_with_several_processes_that_does_not_wrap_again_is_refused(monke
         Sparsifier([Coupled()], 0.5, shrink=Shrink()).attach(net, net.configure_optimizers())
 
 
+@pytest.fixture
+def own_group(monkeypatch):
+    """Lightning starts a process group, and leaves it and its variables to the end of the process."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("own_group")
 def test_ddp_in_one_process_is_wrapped_again():
     """As many devices as there are here; two are in test_distributed.py."""
     sizes = Sizes()
