@@ -95,6 +95,7 @@ class Scorer:
         self.table = PageTable()
         self._blocks: dict[str, SparseBlock] = {}
         self._fields = {name: PagedField(state, self._device) for name, state in criterion.states.items()}
+        self._kept_room: list[Tensor] | None = None
 
     def attach(self, name: str, scope: SparseScope, left: LiveScope | None = None) -> None:
         """Add a scope under a name, with new state at the fill value of each field.
@@ -137,6 +138,7 @@ class Scorer:
         self._forget_layout()
 
     def _forget_layout(self) -> None:
+        self._kept_room = None
         for name in ("_ragged", "_live", "_groups", "_pruned", "_run", "_parts", "_state_kernel"):
             self.__dict__.pop(name, None)
 
@@ -184,7 +186,7 @@ class Scorer:
         """
         if not self._blocks or not self._fields:
             return
-        run = self._grid_run(sources or Sources())
+        run = self._grid_run(sources or Sources(), keep_room=True)
         self.runs += 1
         if self._state_kernel is not None and self._state_kernel.advance(
             run.reductions(), self._fields, self._ragged.places
@@ -213,8 +215,9 @@ class Scorer:
                 saved[name][part] = self._fields[name].state.convert(values)
         return Proposal(self._ragged.split(scores), saved, scores)
 
-    def _grid_run(self, sources: Sources) -> GridRun:
-        return GridRun(self.program, self._folds(sources), self._ragged, self._ragged_inputs(sources))
+    def _grid_run(self, sources: Sources, keep_room: bool = False) -> GridRun:
+        folds = self._folds(sources, keep_room)
+        return GridRun(self.program, folds, self._ragged, self._ragged_inputs(sources))
 
     @cached_property
     def _state_kernel(self) -> StateKernel | None:
@@ -238,14 +241,19 @@ class Scorer:
     def _loaded(self, places: EntryIndex) -> dict[str, Tensor]:
         return {name: field.load(places) for name, field in self._fields.items()}
 
-    def _folds(self, sources: Sources) -> list[Tensor]:
-        """Run the stage on the weights of all ranks; return for each fold the values of all blocks, `(S,)`."""
+    def _folds(self, sources: Sources, keep_room: bool) -> list[Tensor]:
+        """Run the stage on the weights of all ranks; return for each fold the values of all blocks, `(S,)`.
+
+        Args:
+            sources: of what it reads.
+            keep_room: whether the next run may write over the values.
+        """
         kinds = [kind for _, kind in self.program.stage.folds]
         if not kinds:
             return []
         parts: list[Part] = []
         room = CopyRoom()
-        for specs, grids in zip(self._groups, self._room(self._groups), strict=True):
+        for specs, grids in zip(self._groups, self._room(self._groups, keep_room), strict=True):
             self._fold_here(grids, specs, sources, room)
             parts += [(grid, kind, specs[0].param) for grid, kind in zip(grids, kinds, strict=True)]
         whole = iter(complete(parts))
@@ -253,12 +261,21 @@ class Scorer:
         folds = [concatenated([values.reshape(-1) for values in fold]) for fold in zip(*gathered, strict=True)]
         return [self._live.widened(fold) for fold in folds]
 
-    def _room(self, groups: Sequence[Sequence[BlockSpec]]) -> Iterator[list[Tensor]]:
-        """Allocate the grids of each group, one per fold, all in one buffer: small tensors would fragment the heap."""
+    def _room(self, groups: Sequence[Sequence[BlockSpec]], keep: bool) -> Iterator[list[Tensor]]:
+        """Allocate the grids of each group, one per fold, all in one buffer: small tensors would fragment the heap.
+
+        Memory that is new costs more than what is written to it, so observations keep theirs until the next decision.
+        """
         is_wide = any(reference.accumulation_dtype(specs[0].param.dtype) != torch.float32 for specs in groups)
         like = torch.empty(0, dtype=torch.float64 if is_wide else torch.float32, device=self._device)
         sizes = [len(specs) * specs[0].numblk() for specs in groups]
-        rows = [reference.start(kind, (sum(sizes),), like) for _, kind in self.program.stage.folds]
+        kinds = [kind for _, kind in self.program.stage.folds]
+        kept, self._kept_room = self._kept_room, None
+        if kept and kept[0].dtype == like.dtype:
+            rows = [reference.start_over(kind, row) for kind, row in zip(kinds, kept, strict=True)]
+        else:
+            rows = [reference.start(kind, (sum(sizes),), like) for kind in kinds]
+        self._kept_room = rows if keep else None
         for specs, *grids in zip(groups, *(torch.split(row, sizes) for row in rows), strict=True):
             yield [grid.view(len(specs), *specs[0].grid_shape) for grid in grids]
 

@@ -60,10 +60,15 @@ def combine_(kind: FoldKind, a: Tensor, b: Tensor) -> None:
 def start(kind: FoldKind, shape: Sequence[int], values: Tensor) -> Tensor:
     """Return the grid of an empty fold, in the dtype that `values` accumulate in."""
     dtype = accumulation_dtype(values.dtype)
+    return start_over(kind, torch.empty(tuple(shape), dtype=dtype, device=values.device))
+
+
+def start_over(kind: FoldKind, grid: Tensor) -> Tensor:
+    """Fill a grid with what an empty fold has, in place; return it."""
     identity: float = _IDENTITY[kind]
-    if math.isinf(identity) and not dtype.is_floating_point:
-        identity = torch.iinfo(dtype).max if identity > 0 else torch.iinfo(dtype).min
-    return torch.full(tuple(shape), identity, dtype=dtype, device=values.device)
+    if math.isinf(identity) and not grid.dtype.is_floating_point:
+        identity = torch.iinfo(grid.dtype).max if identity > 0 else torch.iinfo(grid.dtype).min
+    return grid.fill_(identity)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
