@@ -12,7 +12,7 @@ Data flow of an optimizer step:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from sparse_lightning.blocks.union import count_zeros
 from sparse_lightning.engine import masks as packed
 from sparse_lightning.engine.attached import note_attached, note_closed
 from sparse_lightning.engine.budget_split import BudgetSplit
-from sparse_lightning.engine.configuration import NEVER, Configuration, Update
+from sparse_lightning.engine.configuration import Configuration
 from sparse_lightning.engine.defaults import resolved
 from sparse_lightning.engine.first_masks import warn_of_zeros
 from sparse_lightning.engine.grown import GrownBlocks
@@ -35,12 +35,12 @@ from sparse_lightning.engine.nm_groups import masked_scope
 from sparse_lightning.engine.optimizer_reset import check_can_restart, is_rehearsal
 from sparse_lightning.engine.optimizer_scopes import innermost
 from sparse_lightning.engine.other_steps import OtherSteps, check_held
+from sparse_lightning.engine.progress import Progress
 from sparse_lightning.engine.ranks import agree
 from sparse_lightning.engine.regrowth import check_can_grow
 from sparse_lightning.engine.replaced import Replaced
 from sparse_lightning.engine.saved_state import check_state
 from sparse_lightning.engine.scoring import Scores, Scoring
-from sparse_lightning.engine.shortfall import shortfall
 from sparse_lightning.engine.shrinkable import check_method, check_others, check_processes
 from sparse_lightning.engine.shrinking import Shrinking
 from sparse_lightning.errors import PatternError
@@ -73,10 +73,7 @@ class Engine:
         total_steps: int | None,
         wraps_again: bool = False,
     ) -> None:
-        self.schedule, self._total_steps = configuration.schedule.resolve(total_steps), total_steps
-        self.step, self.last_update = 0, NEVER
-        self._observed = NEVER.step
-        self._is_owed = self._joined_late = False
+        schedule = configuration.schedule.resolve(total_steps)
         self._starts_dense = True
         self._acts_after_steps = type(configuration.method).after_step is not Method.after_step
         self._optimizers = [innermost(optimizer) for optimizer in optimizers]
@@ -86,8 +83,9 @@ class Engine:
             raise PatternError("no patterns were passed, so that nothing would be pruned: pass one, such as Blocks()")
         self.passed_over = [name for name in names.passed_over if names.owner_of(names.parameters[name]) is None]
         self._adapters = AdapterWatch(found, names)
-        self.configuration = resolved(configuration, self.schedule, found, model)
-        self.configuration.method.check_schedule(self.schedule, self.configuration.update_every)
+        self.configuration = resolved(configuration, schedule, found, model)
+        self.progress = Progress(schedule, self.configuration.update_every, total_steps)
+        self.configuration.method.check_schedule(schedule, self.configuration.update_every)
         if configuration.shrink is not None:
             check_method(configuration.method)
         self.scopes = [self._masked_scope(each) for each in found]
@@ -156,16 +154,6 @@ class Engine:
         """All scopes, those that a method decides on together in one stack."""
         return self._buffer.stacks
 
-    @property
-    def target(self) -> float:
-        """The target sparsity at this step."""
-        return self.schedule(self.step)
-
-    @property
-    def final_target(self) -> float:
-        """The target sparsity at the end of the schedule."""
-        return self.schedule(self.schedule.span[1])
-
     def sparsity(self, pattern: str | None = None) -> float:
         """Return the fraction of weights in the blocks of a pattern, or of all, that are zero or removed."""
         self._replaced.check()
@@ -192,11 +180,12 @@ class Engine:
     def _update(self, optimizer: Optimizer | None) -> None:
         chosen = self._weights.members.chosen(optimizer)
         if self._leader() in chosen:
-            if self.is_due():
+            at = self.progress
+            if at.is_due():
                 self.update_now()
-            elif self._is_observed():
+            elif at.is_observed(self.scoring.observation):
                 self._start_observation()
-                self.scoring.observe(self.step, self.target, self._live_masks() if self._buffer.is_held else {})
+                self.scoring.observe(at.step, at.target, self._live_masks() if self._buffer.is_held else {})
         self._prepared.update(id(o) for o in chosen)
 
     def mask_gradients(self, optimizer: Optimizer | None) -> None:
@@ -233,7 +222,7 @@ class Engine:
             warn_of_zeros(self.scopes)
         self._starts_dense = False
         self._others.before_step()
-        if self.is_due() and self._buffer.is_pruned:
+        if self.progress.is_due() and self._buffer.is_pruned:
             self._others.before_update()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -249,10 +238,11 @@ class Engine:
         self._zero_removed()
         if optimizer is self._leader():
             self._replaced.check()
-            self.step += 1
+            at = self.progress
+            at.step += 1
             self._others.reset()
-            self.scoring.at_step(self.step, self._is_owed)
-            if self.step == self.schedule.span[1] + 1 and not self._is_owed:
+            self.scoring.at_step(at.step, at.is_owed)
+            if at.step == at.schedule.span[1] + 1 and not at.is_owed:
                 self.scoring.forget_state()  # so that checkpoints do not hold a value for each block from here on
             self._shrink()
 
@@ -276,7 +266,7 @@ class Engine:
         if shrinking is None or self._considered is flat:
             return
         self._considered = flat
-        if shrinking.pays(self.masks(), is_last=self.step > self.schedule.span[1]):
+        if shrinking.pays(self.masks(), is_last=self.progress.is_past_end):
             self._resize(lambda: shrinking.remove(self.masks()))
 
     def put_back(self) -> None:
@@ -296,26 +286,13 @@ class Engine:
         for scope in self.scopes:
             scope.memory = memory[scope.name]
         self.scoring.load_flow_state(flows)
-        self.scoring.at_step(self.step, self._is_owed)
+        self.scoring.at_step(self.progress.step, self.progress.is_owed)
         self._considered = self._buffer.flat
-
-    def is_due(self) -> bool:
-        """Whether this step has an update that is not made yet."""
-        if self.last_update.step == self.step:
-            return False  # the step after this update was skipped, as a GradScaler does: it is not repeated
-        return self._is_owed or self.schedule.is_update(self.step, self.configuration.update_every)
-
-    def _is_observed(self) -> bool:
-        """Whether the criterion observes this step: until the last update, and not twice where a step is repeated."""
-        observation, is_new = self.scoring.observation, self.step not in (self.last_update.step, self._observed)
-        return observation is not None and is_new and observation.includes(self.step)
 
     def _start_observation(self) -> None:
         """Forget the state of steps that are too long ago, before this step is observed or has an update."""
-        observation = self.scoring.observation
-        if observation is not None and observation.starts_anew(self.step, self._observed):
+        if self.progress.start_observation(self.scoring.observation):
             self.scoring.forget_state()
-        self._observed = self.step
 
     def update_now(self) -> None:
         """Make one update at this step; it is postponed to the next step where scores cannot be computed."""
@@ -334,25 +311,21 @@ class Engine:
     def finish(self) -> str | None:
         """Make the last update of the schedule if it is due now; return by how much the final target is missed."""
         self._adapters.check()
-        if self.step >= self.schedule.span[1] and self.is_due():
+        if self.progress.step >= self.progress.schedule.span[1] and self.progress.is_due():
             self.update_now()
-        return shortfall(self.schedule, self.last_update.target, self.step, self._total_steps, self._is_owed)
+        return self.progress.shortfall()
 
     def _score(self) -> Scores | None:
         """Score all blocks; None where that is not possible now, and an update is owed."""
         self._start_observation()
-        scores = self.scoring.score(self.step, self.target, self._live_masks())
-        self._is_owed = scores is None
-        return self.scoring.first_mask(scores) if scores is not None and self._is_first() else scores
-
-    def _is_first(self) -> bool:
-        """Whether this update makes the first mask, of weights that are not trained yet, at the final sparsity."""
-        is_dense = self.last_update == NEVER and not self._buffer.is_pruned
-        return is_dense and not self._joined_late and self.schedule(self.schedule.span[0]) == self.schedule.final
+        scores = self.scoring.score(self.progress.step, self.progress.target, self._live_masks())
+        self.progress.is_owed = scores is None
+        is_first = self.progress.starts_at_final and not self._buffer.is_pruned  # of weights that are not trained yet
+        return self.scoring.first_mask(scores) if scores is not None and is_first else scores
 
     def _split_budget(self, scores: Scores) -> list[UpdateContext]:
         """Return for each stack what the method decides on: its scores, and how many blocks its scopes keep."""
-        return self._budget.contexts(scores, self._buffer.gathered(self._buffer.flat), self.step)
+        return self._budget.contexts(scores, self._buffer.gathered(self._buffer.flat), self.progress.step)
 
     def _choose(self, contexts: Sequence[UpdateContext], scores: Scores) -> Tensor:
         """Return the masks that all scopes would have, flat."""
@@ -376,14 +349,13 @@ class Engine:
             stack.memory = memory
         if method.growth is not None:
             grown, kept = before & ~masks, ~(before | masks)
-            self._grown.restart(self._buffer.views(grown), self._buffer.views(kept), self.step)
+            self._grown.restart(self._buffer.views(grown), self._buffer.views(kept), self.progress.step)
         return int(changed.count_nonzero())
 
     def _record(self, changed: int, target: float | None = None) -> None:
         """Note the update, and start new input norms."""
         self.scoring.reset_inputs()
-        churn = changed / max(1, sum(s.scope.numblk() for s in self.scopes))
-        self.last_update = Update(self.step, self.target if target is None else target, churn)
+        self.progress.record(changed / max(1, sum(s.scope.numblk() for s in self.scopes)), target)
 
     def take_up(self, masks: Mapping[str, Tensor], sparsity: float) -> None:
         """Prune the blocks of masks that were chosen outside of this engine, as an update at this step.
@@ -394,7 +366,7 @@ class Engine:
             masks: for some of the blocks, by name; other masks stay.
             sparsity: the level that they were chosen at.
         """
-        self._is_owed = self.is_due() and sparsity < self.target - 1e-9
+        self.progress.is_owed = self.progress.is_due() and sparsity < self.progress.target - 1e-9
         self._starts_dense = False
         changed = self._buffer.flat ^ (new := self._buffer.from_names({**self.masks(), **masks}))
         self._buffer.replace(new)
@@ -404,14 +376,9 @@ class Engine:
 
     def seek(self, step: int) -> None:
         """Move to a step of the schedule; updates that are skipped become one."""
-        self._joined_late = True
-        self._is_owed = self._is_owed or self._has_update_in(range(self.step, step))
-        self.step = step
+        self.progress.seek(step)
         self._others.reset()
-        self.scoring.at_step(step, self._is_owed)
-
-    def _has_update_in(self, steps: Iterable[int]) -> bool:
-        return any(self.schedule.is_update(i, self.configuration.update_every) for i in steps)
+        self.scoring.at_step(step, self.progress.is_owed)
 
     def start_with(self, masks: Mapping[str, Tensor]) -> None:
         """Prune the blocks of masks, by name, before the first update."""
@@ -424,11 +391,8 @@ class Engine:
         return {
             "criterion": type(self.configuration.criterion).__name__,
             "method": type(self.configuration.method).__name__,
-            "step": self.step,
-            "owed": self._is_owed,
-            "observed": self._observed,
+            **self.progress.state_dict(),
             "grown": packed.pack_all(self._grown.grids()),
-            "last_update": dict(vars(self.last_update)),
             "masks": packed.pack_all(self.masks()),
             "removed": packed.pack_all({} if self._shrinking is None else self._shrinking.state_dict()),
             "memory": {scope.name: scope.memory.cpu() for scope in self.scopes if scope.memory is not None},
@@ -456,16 +420,9 @@ class Engine:
         for scope in self.scopes:
             memory = state["memory"].get(scope.name)
             scope.memory = None if memory is None else memory.to(scope.device)
-        self.step, self._is_owed = int(state["step"]), bool(state["owed"])
-        self.last_update = Update(**{name: state["last_update"][name] for name in vars(NEVER)})
-        # A checkpoint of 0.1.0 has neither.
-        self._observed = max(int(state.get("observed", NEVER.step)), self.last_update.step)
-        self._grown.load(state.get("grown", {}))
-        # A run that is resumed with another length has another schedule, whose last update may be in the past.
-        self._is_owed = self._is_owed or self._has_update_in(range(self.last_update.step + 1, self.step))
-        is_past_end = self.step > self.schedule.span[1]
-        self._is_owed = self._is_owed or (is_past_end and self.last_update.target < self.schedule.final - 1e-9)
-        self.scoring.at_step(self.step, self._is_owed)
+        self.progress.load_state_dict(state)
+        self._grown.load(state.get("grown", {}))  # a checkpoint of 0.1.0 has none
+        self.scoring.at_step(self.progress.step, self.progress.is_owed)
         self.hold()
 
     def _load_removed(self, state: Mapping[str, Any], masks: Mapping[str, Tensor]) -> bool:
