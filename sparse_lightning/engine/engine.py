@@ -35,7 +35,7 @@ from sparse_lightning.engine.nm_groups import masked_scope
 from sparse_lightning.engine.optimizer_reset import check_can_restart, is_rehearsal
 from sparse_lightning.engine.optimizer_scopes import innermost
 from sparse_lightning.engine.other_steps import OtherSteps, check_held
-from sparse_lightning.engine.progress import Progress
+from sparse_lightning.engine.position import Position
 from sparse_lightning.engine.ranks import agree
 from sparse_lightning.engine.regrowth import check_can_grow
 from sparse_lightning.engine.replaced import Replaced
@@ -84,7 +84,7 @@ class Engine:
         self.passed_over = [name for name in names.passed_over if names.owner_of(names.parameters[name]) is None]
         self._adapters = AdapterWatch(found, names)
         self.configuration = resolved(configuration, schedule, found, model)
-        self.progress = Progress(schedule, self.configuration.update_every, total_steps)
+        self.position = Position(schedule, self.configuration.update_every, total_steps)
         self.configuration.method.check_schedule(schedule, self.configuration.update_every)
         if configuration.shrink is not None:
             check_method(configuration.method)
@@ -180,7 +180,7 @@ class Engine:
     def _update(self, optimizer: Optimizer | None) -> None:
         chosen = self._weights.members.chosen(optimizer)
         if self._leader() in chosen:
-            at = self.progress
+            at = self.position
             if at.is_due():
                 self.update_now()
             elif at.is_observed(self.scoring.observation):
@@ -222,7 +222,7 @@ class Engine:
             warn_of_zeros(self.scopes)
         self._starts_dense = False
         self._others.before_step()
-        if self.progress.is_due() and self._buffer.is_pruned:
+        if self.position.is_due() and self._buffer.is_pruned:
             self._others.before_update()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -238,7 +238,7 @@ class Engine:
         self._zero_removed()
         if optimizer is self._leader():
             self._replaced.check()
-            at = self.progress
+            at = self.position
             at.step += 1
             self._others.reset()
             self.scoring.at_step(at.step, at.is_owed)
@@ -266,7 +266,7 @@ class Engine:
         if shrinking is None or self._considered is flat:
             return
         self._considered = flat
-        if shrinking.pays(self.masks(), is_last=self.progress.is_past_end):
+        if shrinking.pays(self.masks(), is_last=self.position.is_past_end):
             self._resize(lambda: shrinking.remove(self.masks()))
 
     def put_back(self) -> None:
@@ -286,12 +286,12 @@ class Engine:
         for scope in self.scopes:
             scope.memory = memory[scope.name]
         self.scoring.load_flow_state(flows)
-        self.scoring.at_step(self.progress.step, self.progress.is_owed)
+        self.scoring.at_step(self.position.step, self.position.is_owed)
         self._considered = self._buffer.flat
 
     def _start_observation(self) -> None:
         """Forget the state of steps that are too long ago, before this step is observed or has an update."""
-        if self.progress.start_observation(self.scoring.observation):
+        if self.position.start_observation(self.scoring.observation):
             self.scoring.forget_state()
 
     def update_now(self) -> None:
@@ -311,21 +311,21 @@ class Engine:
     def finish(self) -> str | None:
         """Make the last update of the schedule if it is due now; return by how much the final target is missed."""
         self._adapters.check()
-        if self.progress.step >= self.progress.schedule.span[1] and self.progress.is_due():
+        if self.position.step >= self.position.schedule.span[1] and self.position.is_due():
             self.update_now()
-        return self.progress.shortfall()
+        return self.position.shortfall()
 
     def _score(self) -> Scores | None:
         """Score all blocks; None where that is not possible now, and an update is owed."""
         self._start_observation()
-        scores = self.scoring.score(self.progress.step, self.progress.target, self._live_masks())
-        self.progress.is_owed = scores is None
-        is_first = self.progress.starts_at_final and not self._buffer.is_pruned  # of weights that are not trained yet
+        scores = self.scoring.score(self.position.step, self.position.target, self._live_masks())
+        self.position.is_owed = scores is None
+        is_first = self.position.starts_at_final and not self._buffer.is_pruned  # of weights that are not trained yet
         return self.scoring.first_mask(scores) if scores is not None and is_first else scores
 
     def _split_budget(self, scores: Scores) -> list[UpdateContext]:
         """Return for each stack what the method decides on: its scores, and how many blocks its scopes keep."""
-        return self._budget.contexts(scores, self._buffer.gathered(self._buffer.flat), self.progress.step)
+        return self._budget.contexts(scores, self._buffer.gathered(self._buffer.flat), self.position.step)
 
     def _choose(self, contexts: Sequence[UpdateContext], scores: Scores) -> Tensor:
         """Return the masks that all scopes would have, flat."""
@@ -349,13 +349,13 @@ class Engine:
             stack.memory = memory
         if method.growth is not None:
             grown, kept = before & ~masks, ~(before | masks)
-            self._grown.restart(self._buffer.views(grown), self._buffer.views(kept), self.progress.step)
+            self._grown.restart(self._buffer.views(grown), self._buffer.views(kept), self.position.step)
         return int(changed.count_nonzero())
 
     def _record(self, changed: int, target: float | None = None) -> None:
         """Note the update, and start new input norms."""
         self.scoring.reset_inputs()
-        self.progress.record(changed / max(1, sum(s.scope.numblk() for s in self.scopes)), target)
+        self.position.record(changed / max(1, sum(s.scope.numblk() for s in self.scopes)), target)
 
     def take_up(self, masks: Mapping[str, Tensor], sparsity: float) -> None:
         """Prune the blocks of masks that were chosen outside of this engine, as an update at this step.
@@ -366,7 +366,7 @@ class Engine:
             masks: for some of the blocks, by name; other masks stay.
             sparsity: the level that they were chosen at.
         """
-        self.progress.is_owed = self.progress.is_due() and sparsity < self.progress.target - 1e-9
+        self.position.is_owed = self.position.is_due() and sparsity < self.position.target - 1e-9
         self._starts_dense = False
         changed = self._buffer.flat ^ (new := self._buffer.from_names({**self.masks(), **masks}))
         self._buffer.replace(new)
@@ -376,9 +376,9 @@ class Engine:
 
     def seek(self, step: int) -> None:
         """Move to a step of the schedule; updates that are skipped become one."""
-        self.progress.seek(step)
+        self.position.seek(step)
         self._others.reset()
-        self.scoring.at_step(step, self.progress.is_owed)
+        self.scoring.at_step(step, self.position.is_owed)
 
     def start_with(self, masks: Mapping[str, Tensor]) -> None:
         """Prune the blocks of masks, by name, before the first update."""
@@ -391,7 +391,7 @@ class Engine:
         return {
             "criterion": type(self.configuration.criterion).__name__,
             "method": type(self.configuration.method).__name__,
-            **self.progress.state_dict(),
+            **self.position.state_dict(),
             "grown": packed.pack_all(self._grown.grids()),
             "masks": packed.pack_all(self.masks()),
             "removed": packed.pack_all({} if self._shrinking is None else self._shrinking.state_dict()),
@@ -420,9 +420,9 @@ class Engine:
         for scope in self.scopes:
             memory = state["memory"].get(scope.name)
             scope.memory = None if memory is None else memory.to(scope.device)
-        self.progress.load_state_dict(state)
+        self.position.load_state_dict(state)
         self._grown.load(state.get("grown", {}))  # a checkpoint of 0.1.0 has none
-        self.scoring.at_step(self.progress.step, self.progress.is_owed)
+        self.scoring.at_step(self.position.step, self.position.is_owed)
         self.hold()
 
     def _load_removed(self, state: Mapping[str, Any], masks: Mapping[str, Tensor]) -> bool:

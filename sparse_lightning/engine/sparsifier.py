@@ -197,12 +197,12 @@ class Sparsifier:
     @property
     def step(self) -> int:
         """The number of optimizer steps made."""
-        return self._engine.progress.step if self._engine is not None else self._pending.get("step", 0)
+        return self._engine.position.step if self._engine is not None else self._pending.get("step", 0)
 
     @property
     def last_update(self) -> Update | None:
         """The record of the last update, None before the first."""
-        update = self._attached().progress.last_update
+        update = self._attached().position.last_update
         return None if update.step < 0 else update
 
     @property
@@ -228,22 +228,22 @@ class Sparsifier:
     @property
     def target(self) -> float:
         """The target sparsity at this step."""
-        return self._attached().progress.target
+        return self._attached().position.target
 
     @property
     def final_target(self) -> float:
         """The target sparsity at the end of the schedule."""
-        return self._attached().progress.final_target
+        return self._attached().position.final_target
 
     @property
     def is_due(self) -> bool:
         """Whether the masks are updated before the next optimizer step."""
-        return self._attached().progress.is_due()
+        return self._attached().position.is_due()
 
     @property
     def is_final(self) -> bool:
         """Whether the last update had the target sparsity of the end of the schedule."""
-        return self._attached().progress.last_update.target >= self.final_target - 1e-9
+        return self._attached().position.last_update.target >= self.final_target - 1e-9
 
     def sparsity(self) -> float:
         """Return the fraction of weights in blocks that are zero, counted from the weights, each of them once.

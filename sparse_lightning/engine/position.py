@@ -1,4 +1,4 @@
-"""Progress: how far a run is in its schedule, and which updates and observations are due."""
+"""Position: how far a run is in its schedule, and which updates and observations are due."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparse_lightning.engine.shortfall import shortfall
 from sparse_lightning.schedules import Schedule
 
 
-class Progress:
+class Position:
     """The position of a run in its schedule.
 
     Args:
@@ -26,12 +26,12 @@ class Progress:
 
     Example:
         >>> from sparse_lightning import Linear
-        >>> progress = Progress(Linear(0.5, end=4), update_every=2, total_steps=8)
-        >>> progress.step = 2
-        >>> progress.target, progress.is_due(), progress.is_past_end
+        >>> position = Position(Linear(0.5, end=4), update_every=2, total_steps=8)
+        >>> position.step = 2
+        >>> position.target, position.is_due(), position.is_past_end
         (0.25, True, False)
-        >>> progress.record(churn=0.25)
-        >>> progress.last_update, progress.is_due()
+        >>> position.record(churn=0.25)
+        >>> position.last_update, position.is_due()
         (Update(step=2, target=0.25, churn=0.25), False)
     """
 
