@@ -47,6 +47,16 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def own_precision():
+    """Accelerate keeps the first precision that is chosen in a process: let a test choose another, and leave none."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
 @pytest.fixture(scope="session")
 def installed_once(tmp_path_factory, worker_id):
     """The wheel and the console script of a fresh environment, shared by all workers of pytest-xdist."""

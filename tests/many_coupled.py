@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 from lightning.pytorch.strategies import DDPStrategy
 from many_trainers import Masks, check_same, mesh
 
-from sparse_lightning import Coupled, Global, Linear, Shrink, SparsityCallback
+from sparse_lightning import Coupled, Global, Linear, Shrink, SparsityCallback, couplings
 from sparse_lightning.models import GPT, DigitsConv, DigitsViT
 
 # Gradients that are zero but for rounding have no effect.
@@ -83,7 +83,10 @@ def train(name: str, rank: int = 0, strategy: Any = "auto", devices: int = 1, sh
     off = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     options = {"accelerator": "cpu", "limit_val_batches": 0, "use_distributed_sampler": False, **off}
     trainer = L.Trainer(max_steps=6, callbacks=[ours, masks], strategy=strategy, devices=devices, **options)
+    before = str(couplings(model))
     trainer.fit(model, Batches(name, rank, devices), Batches(name))
+    if isinstance(strategy, DDPStrategy):
+        assert str(couplings(model)) == before, "Lightning has left a forward in the model that belongs to its wrapper"
     weights = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in model.named_parameters()}
     return masks.seen, {n: weight.detach().contiguous() for n, weight in weights.items()}
 

@@ -24,7 +24,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from omegaconf import OmegaConf
 
 import sparse_lightning
-from sparse_lightning.compat.accelerate import BeforeClipping
+from sparse_lightning.compat.accelerate import BeforeClipping, in_own_precision, plain_forward
 from sparse_lightning.compat.hydra import CORE_PLUGINS, argument_parser, raising_errors, reading_files
 from sparse_lightning.compat.lightning import prepared_batch, set_mesh_sizes, started_processes, state_key
 from sparse_lightning.compat.omegaconf import resolving
@@ -115,6 +115,28 @@ def test_accelerate_optimizers_of_an_accelerator_are_those_that_it_unscales_befo
     assert Accelerator.unscale_gradients is plain
 
 
+@pytest.mark.usefixtures("own_precision")
+def test_accelerate_keeps_the_forward_that_it_wraps_as_original_forward():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    plain, x = model.forward, torch.rand(3, 2)
+    exact = model(x)
+    assert plain_forward(model) == plain
+    Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
+    wrapped = model.forward
+    assert wrapped.__module__.startswith("accelerate."), "Accelerate wraps forward by a function of another package"
+    assert plain_forward(model) == plain, "Accelerate does not keep forward as _original_forward any more"
+    assert not torch.equal(model(x), exact)
+    with in_own_precision(model):
+        assert torch.equal(model(x), exact)
+    assert model.forward is wrapped
+
+
+def test_a_forward_that_others_have_replaced_is_the_plain_one():
+    layer = torch.nn.Linear(2, 2)
+    layer._original_forward, layer.forward = layer.forward, lambda x: 2 * x
+    assert plain_forward(layer) is layer.forward
+
+
 def sources() -> dict[str, ast.Module]:
     """The modules of the package and of its plugin, parsed, by path."""
     files = [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "hydra_plugins").rglob("*.py")]
@@ -161,6 +183,7 @@ def test_private_names_of_other_libraries_are_used_in_compat_only():
     ours = set().union(*map(defined, trees.values()))
     foreign = {path: used(tree) - ours for path, tree in trees.items() if used(tree) - ours}
     assert foreign == {
+        "sparse_lightning/compat/accelerate.py": {"_original_forward"},
         "sparse_lightning/compat/hydra.py": {"_internal"},
         "sparse_lightning/compat/lightning.py": {
             "_data_parallel_size",

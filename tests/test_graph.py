@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import MethodType
 
 import pytest
 import torch
+from accelerate import Accelerator
 from graph_models import PLAIN, VECTORS, Function
 from torch import nn
 
@@ -167,6 +169,28 @@ def test_a_compiled_model_has_the_families_of_the_plain_one(compiled):
     assert str(couplings(made, (VECTORS,))) == wanted
     made(VECTORS)
     assert str(couplings(made, (VECTORS,))) == wanted, "after it was called"
+
+
+def doubled(self, x):
+    return 2 * type(self).forward(self, x)
+
+
+@pytest.mark.parametrize("of_layer", [True, False], ids=["layer", "model"])
+def test_a_forward_that_is_replaced_on_the_instance_is_traced_with_its_parameters(of_layer):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    patched = model[0] if of_layer else model
+    patched.forward = MethodType(doubled, patched)
+    found = couplings(model, (torch.randn(2, 4),))
+    assert [family.parameters() for family in found] == [["0.weight", "0.bias", "2.weight"]]
+    assert "aten.mul.Tensor" in {str(node.target) for node in found.analysis.traced.program.graph.nodes}
+
+
+@pytest.mark.usefixtures("own_precision")
+def test_the_families_in_mixed_precision_of_accelerate_are_those_of_the_plain_model():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    wanted = [str(family.slices) for family in couplings(model, (torch.randn(2, 4),))]
+    prepared = Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
+    assert [str(family.slices) for family in couplings(prepared, (torch.randn(2, 4),))] == wanted
 
 
 def test_a_removal_gives_the_indices_that_are_left_and_a_smaller_program_for_any_batch():

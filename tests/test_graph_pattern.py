@@ -130,6 +130,31 @@ def test_a_model_without_removable_units_is_an_error_with_the_reasons():
     assert str(Coupled(inputs=(VECTORS,))) == "Coupled()"
 
 
+class Aside(nn.Module):
+    """Computes with a module that is not its own, so that the trace does not use its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.run = [nn.Linear(4, 3)]
+
+    def forward(self, x):
+        return self.run[0](x)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Aside(), "up.weight: the traced forward pass does not use it; up.bias: .* Use"),
+        (nn.Sequential(nn.ReLU()), "the model has no parameters with units. Use"),
+    ],
+    ids=["not used", "none"],
+)
+def test_a_model_of_which_nothing_is_traced_is_an_error_with_a_reason(model, reason):
+    with pytest.raises(PatternError, match=f"finds no units that can be removed: {reason}"):
+        resolve([Coupled(inputs=(torch.randn(2, 4),))], model)
+
+
 def test_inputs_may_be_those_of_the_model():
     case = PLAIN["mlp"]
     model = case.build()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from sparse_lightning import Blocks, Neurons, PatternError, Sparsifier
+from sparse_lightning import Blocks, Coupled, Neurons, PatternError, Shrink, Sparsifier, compact
 from sparse_lightning.patterns import resolve
 
 
@@ -77,3 +77,62 @@ def test_modules_that_peft_trains_as_a_whole_have_their_plain_names():
     assert found["2.weight"].requires_grad, "the copy that is trained, not the frozen original"
     [[original]] = [each.scope.unique_params() for each in resolve([Blocks("2.original_module.weight", (4, 4))], model)]
     assert not original.requires_grad
+
+
+INPUTS = (torch.randn(5, 8, generator=torch.Generator().manual_seed(0)),)
+
+
+def beside(wrap, at):
+    """A perceptron of which one layer is wrapped."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 12), nn.Linear(12, 6), nn.Linear(6, 3)]
+    layers[at] = wrap(layers[at])
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+
+
+def trained(model, shrink):
+    """Train some steps with units that are pruned; return the number of weights at the end of each."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    ours, sizes = Sparsifier(Coupled(inputs=INPUTS), 0.5, update_every=1, shrink=shrink), []
+    ours.attach(model, optimizer, total_steps=6)
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(*INPUTS).square().sum().backward()
+        ours.before_step()
+        optimizer.step()
+        sizes.append(sum(p.numel() for p in model.parameters()))
+    ours.detach()
+    return sizes
+
+
+WRAPPED = {
+    "spectral_norm": (parametrizations.spectral_norm, 1),
+    "orthogonal": (parametrizations.orthogonal, 0),
+    "unknown": (with_square, 1),
+    "old spectral_norm": (nn.utils.spectral_norm, 1),
+    "prune": (pruned, 0),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_units_beside_a_computed_weight_are_removed_while_it_trains(kind):
+    """What is traced are the operations that compute it, with its originals."""
+    plain, small = beside(*WRAPPED[kind]), beside(*WRAPPED[kind])
+    whole, sizes = trained(plain, None), trained(small, Shrink(at_least=0.0))
+    assert sizes[-1] < whole[-1], "nothing was removed"
+    for (name, one), other in zip(plain.named_parameters(), small.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5), name
+
+
+def test_coupled_has_the_plain_names_of_spectral_norm():
+    model = beside(parametrizations.spectral_norm, 1)
+    [found] = resolve([Coupled("2.weight", inputs=INPUTS)], model)
+    assert [spec.name for spec in found.scope.blocks()[0].blocks()] == ["0.weight", "0.bias", "2.weight"]
+
+
+def test_a_model_with_an_orthogonal_layer_is_compacted():
+    model = beside(parametrizations.orthogonal, 0)
+    trained(model, None)
+    small = compact(model, INPUTS)
+    assert torch.allclose(small(*INPUTS), model(*INPUTS), atol=1e-5)
+    assert (len(small[0].bias), len(model[0].bias)) == (6, 12)

@@ -1,13 +1,43 @@
-"""Accelerate: a call between the unscaling of gradients and their clipping. Importing it needs the extra `hf`."""
+"""Accelerate: a call between the unscaling of gradients and their clipping; the forward without mixed precision.
+
+Accelerate comes with the extra `hf`, and is imported where it is there for certain.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from accelerate import Accelerator
+from torch import nn
 from torch.optim import Optimizer
+
+
+def plain_forward(module: nn.Module) -> Any:
+    """Return the `forward` that Accelerate has wrapped for mixed precision; that of another module as it is.
+
+    `Accelerator.unwrap_model` removes the wrapper, too, but from the model that is trained.
+
+    Private: the attribute `_original_forward`, and the package of the wrapper, since others use this name as well.
+    """
+    forward = getattr(module, "forward", None)
+    is_wrapper = str(getattr(forward, "__module__", "")).startswith("accelerate.")
+    return getattr(module, "_original_forward", forward) if is_wrapper else forward
+
+
+@contextmanager
+def in_own_precision(model: nn.Module) -> Iterator[None]:
+    """Let a model compute in the precision of its weights for a while, whatever Accelerate has wrapped it for."""
+    held, plain = vars(model).get("forward"), plain_forward(model)
+    if held is None or plain is held:
+        yield
+        return
+    model.forward = plain
+    try:
+        yield
+    finally:
+        model.forward = held
 
 
 class BeforeClipping:
@@ -25,6 +55,8 @@ class BeforeClipping:
     _plain: Callable[..., None] | None = None
 
     def __init__(self, optimizer: Optimizer, action: Callable[[], None]) -> None:
+        from accelerate import Accelerator
+
         self.optimizer, self.action = optimizer, action
         if not self._registered:
             BeforeClipping._plain = Accelerator.unscale_gradients
@@ -33,6 +65,8 @@ class BeforeClipping:
 
     def remove(self) -> None:
         """Stop calling the action; the method of Accelerate is its own again after the last one."""
+        from accelerate import Accelerator
+
         if self in self._registered:
             self._registered.remove(self)
             if not self._registered:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from torch import nn
 
+from sparse_lightning.compat.plain_names import plain_name
 from sparse_lightning.errors import CouplingError, did_you_mean
 from sparse_lightning.graph.analysis import Analysis, analyse
 from sparse_lightning.graph.families import Family, Refusal, find_families
@@ -99,6 +100,16 @@ class Couplings:
     @cached_property
     def _by_name(self) -> dict[str, Family]:
         return {family.name: family for family in self.families}
+
+    def reasons(self) -> list[str]:
+        """Return why units cannot be removed, each reason once; without refusals, for each parameter its own."""
+        if self.refusals:
+            return list(dict.fromkeys(str(refusal.reason) for refusal in self.refusals))
+        found = []
+        for name in self.analysis.parameters:
+            dims = [ids for ids in self.analysis.tensors[name].dims if ids is not None and len(ids)]
+            found += [f"{plain_name(name)}: {self.solution.why(self.solution.labels[ids[0]]).why}" for ids in dims[:1]]
+        return found or ["the model has no parameters with units"]
 
     def preferring(self, prefer: Preference) -> Couplings:
         """Return the families of the same trace with another choice between nested units."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeAliasType
 
+from sparse_lightning.compat.accelerate import in_own_precision
 from sparse_lightning.compat.torch import leaves, map_leaves
 from sparse_lightning.errors import CouplingError
 
@@ -73,10 +74,13 @@ class ExampleInputs:
         return self._changed(lambda t: t.to(device))
 
     def run(self, model: nn.Module) -> Any:
-        """Call a model without gradients, in evaluation mode, and return its outputs; its modes are restored."""
+        """Call a model without gradients, in evaluation mode, and return its outputs; its modes are restored.
+
+        It computes in the precision of its weights: outputs of mixed precision are too coarse to be compared.
+        """
         modes = {module: module.training for module in model.modules()}
         try:
-            with torch.no_grad():
+            with torch.no_grad(), in_own_precision(model):
                 return model.eval()(*self.args, **self.kwargs)
         finally:
             for module, training in modes.items():
@@ -85,6 +89,16 @@ class ExampleInputs:
     def of_dtype(self, dtype: torch.dtype) -> ExampleInputs:
         """Return floating-point inputs in another dtype."""
         return self._changed(lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+    def varied(self) -> ExampleInputs:
+        """Return random numbers for floating-point inputs whose elements are all the same; zeros hide what is computed.
+
+        Example:
+            >>> ExampleInputs((torch.zeros(2), torch.tensor([1.0, 2.0])), {}).varied().args[1]
+            tensor([1., 2.])
+        """
+        numbers = torch.Generator().manual_seed(0)
+        return self._changed(lambda t: torch.randn(t.shape, generator=numbers).to(t) if _is_constant(t) else t)
 
     def repeated(self) -> ExampleInputs:
         """Return a batch of two for a batch of one example; other batches as they are."""
@@ -110,6 +124,10 @@ class ExampleInputs:
         bound = inspect.signature(model.forward).bind(*self.args, **self.kwargs).arguments
         shapes: dict[str, Any] = map_leaves(lambda item: _varying(item, depth), dict(bound))
         return shapes
+
+
+def _is_constant(t: Tensor) -> bool:
+    return t.is_floating_point() and t.numel() > 1 and bool((t == t.reshape(-1)[0]).all())
 
 
 def _varying(item: Any, depth: int) -> dict[int, Any] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparse_lightning.compat.accelerate import plain_forward
 from sparse_lightning.compat.torch import fill_copy, shallow_copy, uncompiled_function
 
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_forward_module")
@@ -17,9 +18,9 @@ _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_forward_module")
 def skeleton(model: nn.Module) -> nn.Module:
     """Return a copy of the modules of a model that shares its parameters, for tracing.
 
-    Wrappers of torch.compile, activation checkpointing and Fabric are removed, and so are compiled code and hooks of
-    torch.distributed. A model with sharded parameters, or some on the meta device, gets parameters of the full shapes
-    on the meta device.
+    Wrappers of torch.compile, activation checkpointing and Fabric are removed, and so are compiled code, the mixed
+    precision of Accelerate, and hooks of torch.distributed. A model with sharded parameters, or some on the meta
+    device, gets parameters of the full shapes on the meta device.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.Dropout())
@@ -30,6 +31,16 @@ def skeleton(model: nn.Module) -> nn.Module:
     tensors = [*model.parameters(), *model.buffers()]
     plain = all(type(t) in (nn.Parameter, Tensor, nn.Buffer) and not t.is_meta for t in tensors)
     return _Skeleton(_same if plain else _on_meta).of(model)
+
+
+def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return a copy of the modules of a model as `skeleton` does, with other parameters and buffers.
+
+    Args:
+        model: to copy.
+        convert: returns the tensor of the copy; a parameter for a parameter.
+    """
+    return _Skeleton(convert).of(model)
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -56,6 +67,8 @@ class _Skeleton:
     def of(self, model: nn.Module) -> nn.Module:
         copied = self._module(model)
         for module in list(self._copies.values()):
+            if "forward" in vars(module):
+                module.forward = plain_forward(module)
             for name, item in vars(module).items():
                 if not name.startswith("_") or isinstance(item, nn.Module):
                     vars(module)[name] = self._moved(item)
@@ -76,16 +89,19 @@ class _Skeleton:
         return self._tensors[id(tensor)]
 
     def _moved(self, item: Any) -> Any:
-        """Return what a plain attribute holds, with modules of the model replaced by their copies, and not compiled."""
+        """Return what a plain attribute holds, with modules and tensors of the model as copies, and not compiled."""
         if isinstance(item, nn.Module):
             return self._copies.get(id(item), item)
+        if isinstance(item, Tensor):
+            return self._tensors.get(id(item), item)
         function = uncompiled_function(item)
+        if isinstance(function, MethodType) and id(function.__self__) in self._copies:
+            return MethodType(function.__func__, self._copies[id(function.__self__)])
         if function is not item:
-            copied = self._copies.get(id(getattr(function, "__self__", None)))
-            return function if copied is None else MethodType(function.__func__, copied)
-        if type(item) in (list, tuple) and any(isinstance(each, nn.Module) for each in item):
+            return function
+        if type(item) in (list, tuple) and any(isinstance(each, nn.Module | Tensor) for each in item):
             return type(item)(self._moved(each) for each in item)
-        if type(item) is dict and any(isinstance(each, nn.Module) for each in item.values()):
+        if type(item) is dict and any(isinstance(each, nn.Module | Tensor) for each in item.values()):
             return {key: self._moved(each) for key, each in item.items()}
         return item
 

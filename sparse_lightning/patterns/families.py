@@ -58,14 +58,14 @@ class Coupled(Pattern):
             found = couplings(names.model, self.inputs, prefer=self.prefer)
         except CouplingError as error:
             raise PatternError(f"{self}: {error}") from error
-        taken = [family for family in found if self._takes(family)]
+        taken = [family for family in found if self._takes(names, family)]
         if not taken:
             raise PatternError(self._nothing(found))
         return [replace(self._attach(names, family), traced=found) for family in taken]
 
-    def _takes(self, family: Family) -> bool:
+    def _takes(self, names: Names, family: Family) -> bool:
         own = [name for name in family.parameters() if not is_of_adapter(name)]
-        texts = [family.name, *map(plain_name, own), *own]
+        texts = [family.name, *map(names.name_in_model, own), *map(plain_name, own), *own]
         excluded = () if self.exclude is None else as_globs(self.exclude)
         return _any_matches(as_globs(self.match), texts) and not _any_matches(excluded, texts)
 
@@ -73,14 +73,12 @@ class Coupled(Pattern):
         if found.families:
             names = [family.name for family in found]
             return f"{self} matches no family{nearest(as_globs(self.match)[0], names)}"
-        reasons = dict.fromkeys(str(refusal.reason) for refusal in found.refusals)
-        return f"{self} finds no units that can be removed: {'; '.join(list(reasons)[:3])}. Use Blocks or NM instead"
+        return f"{self} finds no units that can be removed: {'; '.join(found.reasons()[:3])}. Use Blocks or NM instead"
 
     def _attach(self, names: Names, family: Family) -> Attachment:
         pieces = []
         for part in family.slices:
-            # Two parameters with the same plain name keep their full names.
-            name = part.name if part.name in names.parameters else plain_name(part.name)
+            name = names.name_in_model(part.name)
             parameter = names.parameters[name]
             pieces.append(Piece(name, parameter, part.layout(Layout.of(parameter)), part.reads))
         return couple(self, family.name, pieces)

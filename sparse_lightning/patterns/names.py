@@ -119,6 +119,8 @@ class Names:
             name = plain if self.parameters.get(plain, parameter) is parameter else full
             self.parameters[name] = parameter
             self._full[name] = full
+        originals = {plain_name(original): plain_name(name) for original, name in parametrized.names.items()}
+        self._plain_of = {original: name for original, name in originals.items() if name in self.parameters}
         self._name_of = {id(parameter): name for name, parameter in reversed(self.parameters.items())}
 
     def find(self, pattern: str) -> dict[str, tuple[str, ...]]:
@@ -152,6 +154,20 @@ class Names:
             if caught is not None and (hidden is None or hidden[1] in pattern):
                 found[name] = caught
         return found
+
+    def name_in_model(self, traced: str) -> str:
+        """Return the name of the parameter that is called so in the traced model, where nothing is wrapped.
+
+        Two parameters with the same plain name keep their full names.
+
+        Example:
+            >>> from torch.nn.utils.parametrizations import spectral_norm
+            >>> Names(nn.Sequential(spectral_norm(nn.Linear(2, 2)))).name_in_model("0.parametrizations.weight.original")
+            '0.weight'
+        """
+        if traced in self.parameters:
+            return traced
+        return self._plain_of.get(plain_name(traced), plain_name(traced))
 
     def name_of(self, parameter: Tensor) -> str | None:
         """Return the first name of a parameter; None if it is not in the model."""
