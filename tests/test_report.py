@@ -300,6 +300,22 @@ def test_coupled_parameters_each_have_a_row(tmp_path):
     assert "in rows of 16" in draw_masks(callback.sparsifier.masks).axes[0].get_title(loc="left")
 
 
+def test_weights_of_units_that_cross_are_counted_once(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
+    sparsifier = Sparsifier([Neurons("0", "1"), Neurons("1", "2")], Constant(0.5), update_every=1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sparsifier.attach(net, optimizer, total_steps=10)
+    net(torch.ones(1, 4)).sum().backward()
+    sparsifier.before_step()
+    optimizer.step()
+    write_report(tmp_path, Outcome.of(sparsifier), History(), {})
+    sparsifier.detach()
+    results = json.loads((tmp_path / "results.json").read_text())
+    held = [p for name, p in net.named_parameters() if name != "2.bias"]
+    assert results["weights"] == sum(p.numel() for p in held)
+    assert results["zero"] == sum(int((p == 0).sum()) for p in held)
+
+
 def test_a_bias_that_is_zero_by_chance_is_not_counted_as_pruned(tmp_path):
     net, callback = Net(), pruning(patterns=[Neurons("up", "down")], schedule=Constant(0.5))
     torch.nn.init.zeros_(net.up.bias)

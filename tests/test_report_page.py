@@ -98,6 +98,15 @@ def test_a_page_shows_what_is_left_of_each_family_and_sizes_and_times(tmp_path):
     assert "mlp (units)1,02425625.0%" in page.text()
 
 
+def test_weights_that_units_of_two_families_share_are_counted_once(tmp_path):
+    write_run(tmp_path)
+    results = json.loads((tmp_path / "results.json").read_text("utf-8"))
+    results |= {"zero": 150, "weights": 1024}
+    (tmp_path / "results.json").write_text(json.dumps(results), "utf-8")
+    write_page(tmp_path)
+    assert "weights kept874 of 1,024" in read(tmp_path).text()
+
+
 def write_hydra(folder: Path, overrides: list[str], name: str = ".hydra/hydra.yaml") -> None:
     """What Hydra writes about the command line."""
     (folder / ".hydra").mkdir(exist_ok=True)

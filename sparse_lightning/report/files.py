@@ -95,6 +95,8 @@ def _numbers(
         "target": outcome.target,
         "actual": outcome.actual,
         "step": outcome.step,
+        "zero": outcome.zero,
+        "weights": outcome.weights,
         **({} if measured is None else {"footprint": measured.numbers()}),
         **({} if measured is None or not measured.families else {"families": [asdict(f) for f in measured.families]}),
         "parameters": rows,

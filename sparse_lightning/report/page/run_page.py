@@ -21,6 +21,8 @@ KNOWN = (
     "target",
     "actual",
     "step",
+    "zero",
+    "weights",
     "parameters",
     "scopes",
     "families",
@@ -82,8 +84,8 @@ def _subtitle(found: Results) -> str:
 def _figures(found: Results) -> Markup:
     """Return the numbers to see first."""
     metric = found.get("metric")
-    weights = sum(row["weights"] for row in found["parameters"])
-    zero = sum(row["zero"] for row in found["parameters"])
+    # Rows of units that cross share weights. The results of earlier versions have rows only.
+    weights, zero = (found.get(name, sum(row[name] for row in found["parameters"])) for name in ("weights", "zero"))
     shown = [("target sparsity", number_text(found["target"]), "target")]
     shown += [("actual sparsity", number_text(found["actual"]), "actual")]
     for kind in ("sparse", "dense"):
