@@ -22,7 +22,7 @@ from sparse_lightning.engine.configuration import Update
 from sparse_lightning.engine.first_masks import FirstMasks
 from sparse_lightning.engine.optimizer_scopes import innermost
 from sparse_lightning.engine.sparsifier import Sparsifier
-from sparse_lightning.errors import CheckpointError
+from sparse_lightning.errors import CheckpointError, SparseLightningError
 from sparse_lightning.flow import Criterion
 from sparse_lightning.methods import Method
 from sparse_lightning.patterns import Patterns
@@ -124,6 +124,11 @@ class HuggingFaceCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Attach to the model, or resume: its parameters and optimizer are final now."""
+        if args.torch_compile and self.sparsifier.configuration.shrink is not None:
+            raise SparseLightningError(
+                "shrink cannot be used with torch_compile=True, which would compile the model again for each size that "
+                "units are removed to: train without torch_compile, or without shrink"
+            )
         self._release()
         self.sparsifier.abandon()  # after a run that ended by an error
         if state.global_step == 0:

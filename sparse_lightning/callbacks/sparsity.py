@@ -11,8 +11,9 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStr
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
+from sparse_lightning.blocks.shards import is_sharded
 from sparse_lightning.budgets import Budget
-from sparse_lightning.callbacks.averages import averages
+from sparse_lightning.callbacks.averages import averages, copies, keeper_of_averages
 from sparse_lightning.callbacks.gradients import needs_masked_gradients
 from sparse_lightning.callbacks.ranking import ranking_advice
 from sparse_lightning.callbacks.strategy import wrap_again
@@ -21,6 +22,7 @@ from sparse_lightning.compat.lightning import state_key
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.configuration import Update
 from sparse_lightning.engine.first_masks import FirstMasks
+from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import CheckpointError, PatternError
 from sparse_lightning.flow import Criterion
@@ -127,12 +129,16 @@ class SparsityCallback(L.Callback):
         """Raise a PatternError if copies of the model would stay whole; note whether DDP can wrap the model again."""
         self.sparsifier.wraps_again = isinstance(trainer.strategy, DDPStrategy)
         self._resizes = 0
-        copy = next(averages(trainer, pl_module), None)
-        if copy is not None and self.sparsifier.configuration.shrink is not None:
+        keeper = keeper_of_averages(trainer, pl_module) if self._shrinks else None
+        if keeper is not None:
             raise PatternError(
-                "shrink cannot be used with averages of the weights, as WeightAveraging and StochasticWeightAveraging "
-                "keep them: they are of the whole model. Remove that callback, or shrink"
+                f"shrink cannot be used with averages of the weights or other copies of the model, and {keeper} keeps "
+                "one: they are of the whole model. Remove them, or shrink"
             )
+
+    @property
+    def _shrinks(self) -> bool:
+        return self.sparsifier.configuration.shrink is not None
 
     def _follow_sizes(self, trainer: L.Trainer) -> None:
         """Wrap the model again for DDP, if parameters have got another size since the last call."""
@@ -198,8 +204,12 @@ class SparsityCallback(L.Callback):
         if not self.sparsifier.is_attached:
             return  # validating or saving outside of a fit: no optimizer step has changed the weights
         self.sparsifier.hold()
-        for average in averages(trainer, pl_module):
-            self.sparsifier.mask_copy(average)
+        self._hold_copies(trainer, pl_module)
+
+    def _hold_copies(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # While units are removed, a copy that is not an average is a smaller model of its own.
+        for copy in (averages if self._shrinks else copies)(trainer, pl_module):
+            self.sparsifier.mask_copy(copy)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Zero the pruned blocks of loaded weights; join a run that started without this callback at its step."""
@@ -242,8 +252,15 @@ class SparsityCallback(L.Callback):
             self.sparsifier.finish()
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Zero the pruned blocks: an average may be saved."""
-        self._hold(trainer, pl_module)
+        """Zero the pruned blocks: an average may be saved.
+
+        Weights that are zero there are not written to: a backward pass may follow, which raises an error if they were.
+        """
+        if not self.sparsifier.is_attached:
+            return
+        if any(map(holds_weights, self.sparsifier.attachments)):
+            self.sparsifier.hold()
+        self._hold_copies(trainer, pl_module)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Raise a `CheckpointError` if a run is resumed from a checkpoint with masks for other patterns only."""
@@ -279,6 +296,14 @@ class SparsityCallback(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Detach from the model."""
         self.sparsifier.detach()
+
+
+def holds_weights(scope: MaskedScope) -> bool:
+    """Whether a pruned block of a scope is not zero; True where other processes hold parts of the blocks."""
+    if any(map(is_sharded, scope.parameters())):
+        return True
+    pairs = [(block.norms(p=math.inf), scope.live_masks[name]) for name, block in scope.live_blocks.items()]
+    return any(bool((norms.ne(0) & mask.to(norms.device)).any()) for norms, mask in pairs)
 
 
 def ends_here(trainer: L.Trainer) -> bool:
