@@ -10,6 +10,7 @@ from sparse_lightning.app import catalog
 from sparse_lightning.app.check import SETTINGS, check
 from sparse_lightning.app.compose import compose
 from sparse_lightning.app.run import PreparedRun
+from sparse_lightning.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 OWN = str(Path(__file__).parent / "own_conf")
@@ -56,7 +57,12 @@ def chosen_together(groups):
     return [dict(zip(groups, row, strict=True)) for row in rows]
 
 
-BUILT = chosen_together([group for group in GROUPS if group not in BUILT_LATER])
+def with_shrink_that_fits(choice):
+    """The choice without `shrink` where the method lets blocks grow, or changes them: that is an error."""
+    return choice if choice["method"] in ("gradual", "one_shot") else {**choice, "shrink": "none"}
+
+
+BUILT = [with_shrink_that_fits(c) for c in chosen_together([group for group in GROUPS if group not in BUILT_LATER])]
 CHECKED = [{**choice, **FITTING.get(choice["model"], {})} for choice in chosen_together(["model"])]
 CHECKED += chosen_together(["data", "trainer"])
 
@@ -73,6 +79,12 @@ def check_choice(choice, folder):
 def test_every_option_composes_and_builds_its_objects(choice, tmp_path):
     """Options of several groups at a time."""
     check_choice(choice, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["rigl", "set", "soft", "proximal"])
+def test_methods_that_cannot_shrink_are_refused_when_a_run_is_composed(method, tmp_path):
+    with pytest.raises(ConfigError, match=f"(?i)shrink: shrink cannot be used with {method}, which "):
+        PreparedRun(plain(["recipe=small", "pattern=coupled", "shrink=units", f"method={method}"], tmp_path))
 
 
 @pytest.mark.exhaustive

@@ -202,6 +202,11 @@ def test_a_trainer_of_transformers(tmp_path):
     assert sparsifier.masks
 
 
+def test_a_model_that_the_trainer_of_transformers_compiles_is_refused(tmp_path):
+    with pytest.raises(SparseLightningError, match="shrink cannot be used with torch_compile=True"):
+        hugging_face(tmp_path, Shrink(), torch_compile=True)
+
+
 @pytest.mark.filterwarnings("ignore:.*the best checkpoint, was saved before the final sparsity.*")
 def test_the_best_model_of_a_trainer_has_the_units_that_were_removed_after_it(tmp_path):
     """A denser checkpoint is the best: its weights are loaded into a model that has got smaller since."""

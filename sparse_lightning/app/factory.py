@@ -26,6 +26,8 @@ from sparse_lightning.callbacks import SparsityCallback
 from sparse_lightning.compaction.shrink import Shrink
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.first_masks import check_first_masks
+from sparse_lightning.engine.shrinkable import check_method
+from sparse_lightning.engine.shrinking import Shrinking
 from sparse_lightning.errors import ConfigError, SparseLightningError, UntrustedError
 from sparse_lightning.export import Exporter
 from sparse_lightning.flow import Criterion
@@ -76,6 +78,9 @@ class Factory:
         patterns = [self._make(node, f"pattern.{name}", Pattern, SparseBlock, SparseScope) for name, node in nodes]
         with at("masks"):
             check_first_masks(self.config["masks"])
+        with at("shrink"):
+            if "shrink" in made and "method" in made:
+                check_method(made["method"])
         if self.config["calibration_batches"] is not None:
             return self._one_call(patterns, made)
         with at("update_every"):
@@ -131,6 +136,9 @@ class Factory:
         configuration = pruning.sparsifier.configuration
         with at("pattern"):
             found = resolve(configuration.patterns, model)
+        with at("shrink"):
+            if configuration.shrink is not None:
+                Shrinking(configuration.shrink, found, model, [])
         with at("budget.overrides"):
             configuration.budget.check_overrides([attachment.name for attachment in found])
         if isinstance(pruning, OneCall):

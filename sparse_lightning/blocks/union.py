@@ -28,26 +28,34 @@ def count_zeros(blocks: Iterable[SparseBlock]) -> tuple[int, int]:
         >>> count_zeros([BlockSpec(weight, (1, -1)), BlockSpec(weight, (-1, 1))])
         (7, 16)
     """
-    counts = count_by_parameter(blocks).values()
+    return count_pruned((block, zero_grid(block)) for block in blocks)
+
+
+def zero_grid(block: SparseBlock) -> Tensor:
+    """Return a grid with True for each block that is entirely zero."""
+    return block.norms(p=math.inf) == 0
+
+
+def count_pruned(found: Iterable[tuple[SparseBlock, Tensor]]) -> tuple[int, int]:
+    """Return how many weights are in the blocks that a grid marks, and how many in all blocks; each counts once.
+
+    Weights are not read: parameters may be on the meta device.
+    """
+    counts = _counts(found).values()
     return sum(zero for zero, _ in counts), sum(total for _, total in counts)
 
 
 def count_by_parameter(blocks: Iterable[SparseBlock]) -> dict[int, tuple[int, int]]:
     """Return the counts of `count_zeros` for each parameter, by its id."""
-    found: dict[int, list[Zeros]] = {}
-    for block in blocks:
-        zero = block.norms(p=math.inf) == 0
+    return _counts((block, zero_grid(block)) for block in blocks)
+
+
+def _counts(found: Iterable[tuple[SparseBlock, Tensor]]) -> dict[int, tuple[int, int]]:
+    marked: dict[int, list[Zeros]] = {}
+    for block, zero in found:
         for spec in block.blocks():
-            found.setdefault(id(spec.param), []).append((spec, block.grid_of(spec, zero)))
-    return {key: _count(zeros) for key, zeros in found.items()}
-
-
-def count_weights(blocks: Iterable[SparseBlock]) -> int:
-    """Return how many weights are in blocks; each counts once."""
-    found: dict[int, list[BlockSpec]] = {}
-    for spec in [spec for block in blocks for spec in block.blocks()]:
-        found.setdefault(id(spec.param), []).append(spec)
-    return sum(_count([(s, torch.zeros(s.grid_shape, dtype=torch.bool)) for s in own])[1] for own in found.values())
+            marked.setdefault(id(spec.param), []).append((spec, block.grid_of(spec, zero)))
+    return {key: _count(zeros) for key, zeros in marked.items()}
 
 
 def crosses(specs: Iterable[BlockSpec]) -> bool:
@@ -67,7 +75,8 @@ def _count_apart(found: Sequence[Zeros]) -> tuple[int, int]:
 def _count_together(found: Sequence[Zeros]) -> tuple[int, int]:
     """Count by marks on the weights of the parameter, a byte for each."""
     param = found[0][0].param.detach()
-    zero, total = torch.ones_like(param, dtype=torch.uint8), torch.ones_like(param, dtype=torch.uint8)
+    device = found[0][1].device if param.is_meta else param.device
+    zero, total = (torch.ones_like(param, dtype=torch.uint8, device=device) for _ in range(2))
     for spec, grid in found:
         spec.apply_mask(grid, values=zero)
         spec.apply_mask(torch.ones_like(grid), values=total)

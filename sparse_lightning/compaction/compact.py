@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from sparse_lightning.compaction.optimizers import check_state, rebind
 from sparse_lightning.compaction.pretrained_config import adapt_config, warn_of_config
-from sparse_lightning.compaction.same_outputs import SizeSearch, check_same, outputs, parameter_shapes
+from sparse_lightning.compaction.same_outputs import SizeSearch, check_same, outputs, parameter_shapes, runs_on
 from sparse_lightning.compaction.size_attributes import Sizes
 from sparse_lightning.compaction.size_changes import SizeChanges, set_sizes
 from sparse_lightning.compaction.zero_units import KeptUnits, ZeroUnits, find_zero_units, warn_if_none
@@ -118,7 +118,10 @@ def compacted(model: nn.Module, inputs: Inputs = None) -> Compacted:
         stage("comparing outputs")
         inputs_used = traced.analysis.traced.inputs
         search = SizeSearch(parameter_shapes(whole), made.model, made.attributes, found.units)
-        check_same(outputs(whole, inputs_used), inputs_used, search, "cannot be compacted as a module", _INSTEAD)
+        for given in filter(
+            lambda each: each is inputs_used or runs_on(whole, each), (inputs_used, inputs_used.varied())
+        ):
+            check_same(outputs(whole, given), given, search, "cannot be compacted as a module", _INSTEAD)
     adapt_config(made.model, found.units)
     return made
 

@@ -100,7 +100,7 @@ class KeptIndices:
                 made = small.new_zeros(shape)
                 wide = made.index_copy_(dim, self._index(dim, small.device), wide)
         if wide is not small and rest is not None:
-            wide = torch.where(self._is_kept(small.device), wide, rest)
+            wide = torch.where(self._is_kept(small.device), wide, rest.to(wide))
         return wide if wide is small else self._in_order(wide)
 
     def _index(self, dim: int, device: torch.device) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -63,6 +63,28 @@ def rebind(optimizers: Iterable[Optimizer], replaced: Mapping[int, nn.Parameter]
             group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
         optimizer.state.clear()
         optimizer.state.update(state)
+
+
+def is_of_weights(optimizer: Optimizer, key: str, value: Any, shape: Sequence[int]) -> bool:
+    """Whether an entry of the state of a parameter of this shape has a number for each weight.
+
+    A number for a parameter of one weight may be one for the whole parameter, as a count of steps is. The state of
+    larger parameters decides.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(1))])
+        >>> for p in optimizer.param_groups[0]["params"]:
+        ...     optimizer.state[p] = {"mean": torch.zeros_like(p), "steps": torch.ones(1)}
+        >>> [is_of_weights(optimizer, key, torch.ones(1), (1,)) for key in ("mean", "steps")]
+        [True, False]
+    """
+    if not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape) or not shape:
+        return False
+    if value.numel() != 1:
+        return True
+    larger = [own.get(key) for parameter, own in optimizer.state.items() if parameter.numel() > 1]
+    return not any(isinstance(other, Tensor) and other.numel() == 1 for other in larger)
 
 
 def _is_known(parameter: Tensor, value: Any) -> bool:

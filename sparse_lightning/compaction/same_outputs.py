@@ -16,7 +16,14 @@ from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.graph.inputs import ExampleInputs
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
-"""The largest difference of the outputs, relative to the largest output; 2 % for narrower dtypes."""
+"""The largest difference of the outputs, relative to the largest output; that of narrower dtypes is `NARROW`."""
+
+NARROW = 0.02
+
+Tolerances = tuple[Mapping[torch.dtype, float], float]
+
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError)
+"""What models raise that are called with sizes that they do not expect."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class SizeSearch:
         if inner is not None:
             return self._shown(inner, [])
         every = [name for name, _ in self.small.named_modules() if self._sizes(name)]
-        return self._shown(every[0], self._sizes(every[0])) if every else ""
+        return f"perhaps {self._shown(every[0], self._sizes(every[0]))}" if every else ""
 
     def _shown(self, name: str, attributes: list[str]) -> str:
         module = self.small.get_submodule(name)
@@ -83,29 +90,57 @@ def _frames(error: BaseException | None) -> list[tuple[nn.Module, tuple[str, ...
     return found
 
 
-def check_same(expected: list[Tensor], inputs: ExampleInputs, search: SizeSearch, refusal: str, advice: str) -> None:
-    """Compare the outputs of a smaller model on the inputs with those of the whole one.
+@dataclass(frozen=True)
+class Change:
+    """How a smaller model is not the whole one.
+
+    Args:
+        text: what computes with a size of the whole model, and what that changes.
+        cause: the error that was raised, if one was.
+    """
+
+    text: str
+    cause: BaseException | None
+
+
+def change_of(
+    expected: list[Tensor], inputs: ExampleInputs, search: SizeSearch, tolerances: Tolerances = (TOLERANCE, NARROW)
+) -> Change | None:
+    """Compare the outputs of a smaller model on the inputs with those of the whole one; None if they are the same.
 
     Args:
         expected: the outputs of the whole model, as `outputs` returns them.
         inputs: what both are called with.
         search: has the smaller model, and finds the size that it still computes with.
-        refusal: what cannot be done if it fails or gives other outputs.
-        advice: what to do instead.
-
-    Raises:
-        SparseLightningError: if the smaller model fails or gives other outputs.
+        tolerances: for wide dtypes, and for narrower ones.
     """
     cause: BaseException | None = None
     try:
-        reason = difference(expected, outputs(search.small, inputs))
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        reason = difference(expected, outputs(search.small, inputs), tolerances)
+    except FAILURES as error:
         lines = str(error).strip().splitlines()
         cause, reason = error, f"{type(error).__name__}: {lines[0] if lines else ''}"
-    if reason is not None:
-        culprit = search.culprit(cause) or "its outputs change"
-        name = type(search.small).__name__
-        raise SparseLightningError(f"{name} {refusal}: {culprit} ({reason}). {advice}") from cause
+    if reason is None:
+        return None
+    culprit = search.culprit(cause) or "its code tells units apart by their position or number"
+    return Change(f"{culprit} ({reason})", cause)
+
+
+def check_same(expected: list[Tensor], inputs: ExampleInputs, search: SizeSearch, refusal: str, advice: str) -> None:
+    """Raise an error if a smaller model fails or gives other outputs than the whole one, see `change_of`.
+
+    Args:
+        expected: the outputs of the whole model.
+        inputs: what both are called with.
+        search: has the smaller model.
+        refusal: what cannot be done then.
+        advice: what to do instead.
+    """
+    change = change_of(expected, inputs, search)
+    if change is not None:
+        raise SparseLightningError(
+            f"{type(search.small).__name__} {refusal}: {change.text}. {advice}"
+        ) from change.cause
 
 
 def parameter_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -121,12 +156,20 @@ def outputs(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
         return tensors_in(inputs.run(model))
 
 
+def runs_on(model: nn.Module, inputs: ExampleInputs) -> bool:
+    """Whether a model computes finite outputs of inputs that it was not traced with."""
+    try:
+        return all(bool(tensor.isfinite().all()) for tensor in outputs(model, inputs))
+    except FAILURES:
+        return False
+
+
 def tensors_in(made: Any) -> list[Tensor]:
     """Return the tensors of nested outputs."""
     return [leaf.detach() for leaf in leaves(made) if isinstance(leaf, Tensor)]
 
 
-def difference(expected: list[Tensor], made: list[Tensor]) -> str | None:
+def difference(expected: list[Tensor], made: list[Tensor], tolerances: Tolerances = (TOLERANCE, NARROW)) -> str | None:
     """Return how outputs differ by more than the order of sums explains; None if they do not."""
     if len(expected) != len(made):
         return f"{len(made)} outputs instead of {len(expected)}"
@@ -134,7 +177,7 @@ def difference(expected: list[Tensor], made: list[Tensor]) -> str | None:
         if one.shape != other.shape or one.dtype != other.dtype:
             return f"an output is {tuple(other.shape)} {other.dtype} instead of {tuple(one.shape)} {one.dtype}"
         gap = relative_error(one, other)
-        if not gap <= TOLERANCE.get(one.dtype, 0.02 if one.is_floating_point() else 0.0):
+        if not gap <= tolerances[0].get(one.dtype, tolerances[1] if one.is_floating_point() else 0.0):
             return f"outputs differ by {gap:.1e} of the largest"
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 
 from sparse_lightning.errors import SparsityError
 from sparse_lightning.graph.inputs import Inputs
@@ -28,5 +29,6 @@ class Shrink:
     at_least: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.at_least < 1:
-            raise SparsityError(f"at_least={self.at_least} is out of range: pass a fraction of 0 or more, and below 1")
+        given: object = self.at_least
+        if not isinstance(given, Real) or not 0 <= self.at_least < 1:
+            raise SparsityError(f"at_least={given!r} is out of range: pass a fraction of 0 or more, and below 1")

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lightning.compaction.kept_indices import KeptIndices, change
-from sparse_lightning.compaction.same_outputs import SizeSearch, check_same, outputs, parameter_shapes
+from sparse_lightning.compaction.optimizers import is_of_weights
+from sparse_lightning.compaction.same_outputs import Change, SizeSearch, change_of, outputs, parameter_shapes
 from sparse_lightning.compaction.size_attributes import Sizes
 from sparse_lightning.compaction.size_changes import SizeChanges, set_sizes
+from sparse_lightning.compaction.trial import TOLERANCES, subsets, trial_copy
 from sparse_lightning.compaction.whole_state import Place, WholeState
 from sparse_lightning.compaction.zero_units import KeptUnits, tensor_of
+from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.graph import Couplings, Removal
 from sparse_lightning.graph.inputs import ExampleInputs
-from sparse_lightning.layout import Layout
 
 _INSTEAD = (
     "Train it without shrink, and remove its units when it is trained: "
@@ -132,7 +133,7 @@ class ShrunkModel:
         for optimizer in [optimizer for optimizer in self._optimizers if tensor in optimizer.state]:
             state = optimizer.state[tensor]
             for key, value in state.items():
-                if isinstance(value, Tensor) and tuple(value.shape) == before.small_shape:
+                if is_of_weights(optimizer, key, value, before.small_shape):
                     state[key] = changed(value, self._loaded.get(Place(name, id(optimizer), key)))
         gradient, tensor.grad = tensor.grad, None
         put(tensor, changed(tensor.detach(), self._loaded.get(Place(name))))
@@ -165,54 +166,52 @@ class ShrunkModel:
         return changed
 
     def check(self) -> None:
-        """Run the model without one unit of each family, for a moment, on its example inputs.
+        """Run a copy of the model without some units of its families on its example inputs.
 
         Raises:
             SparseLightningError: if it fails or gives other outputs, as where its code has sizes written into it.
         """
-        units = {name: _all_but_last(self._found[name].units) for name in self._families}
-        removal, inputs = self._removal(units), self._example_inputs()
-        shapes, tensors = parameter_shapes(self._model), self.tensors()
-        with self._zeroed(tensors):
-            expected = outputs(self._model, inputs)
-            data = {name: tensor.data for name, tensor in tensors.items()}
-            try:
-                for name, tensor in tensors.items():
-                    tensor.data = self._left(removal, name).cut(data[name])
-                search = SizeSearch(shapes, self._model, self._set_sizes(removal, units), units)
-                check_same(expected, inputs, search, "cannot get smaller while it trains", _INSTEAD)
-            finally:
-                for name, tensor in tensors.items():
-                    tensor.data = data[name]
-                self._set_sizes(self._removal({}), {})
+        change = self.first_change()
+        if change is not None:
+            name = type(self._model).__name__
+            text = f"{name} cannot get smaller while it trains: {change.text}. {_INSTEAD}"
+            raise SparseLightningError(text) from change.cause
 
-    def _example_inputs(self) -> ExampleInputs:
-        """Return the inputs that the model was traced with, in the dtype of its weights."""
-        dtypes = [p.dtype for p in self._model.parameters() if p.is_floating_point()]
-        return self._found.analysis.traced.inputs.of_dtype(dtypes[0])
+    def first_change(self) -> Change | None:
+        """Return what changes without some units; None if nothing does. See `check`."""
+        model, inputs = trial_copy(self._model, self._found.analysis.traced.inputs)
+        copied = ShrunkModel(model, self._found, self._families, [])
+        trials = subsets({name: self._found[name].units for name in self._families})
+        changes = (copied._change_without(units, inputs) for units in trials)
+        return next((change for change in changes if change is not None), None)
 
-    @contextmanager
-    def _zeroed(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Zero the last unit of each family for a moment."""
-        saved: list[tuple[Tensor, Tensor]] = []
-        for piece in [piece for name in self._families for piece in self._found[name].slices]:
-            tensor = tensors[piece.name].detach()
-            last = piece.layout(Layout.of(tensor)).on(tensor)[-1]
-            saved.append((last, last.clone()))
-            last.zero_()
-        try:
-            yield
-        finally:
-            for last, values in reversed(saved):  # slices of families that cross share elements
-                last.copy_(values)
+    def _change_without(self, units: Mapping[str, KeptUnits], inputs: ExampleInputs) -> Change | None:
+        """Compare the model in which all but these units are zero with the one without the others."""
+        left, tensors = self.kept_with(units), self.tensors()
+        whole = {name: tensor.data for name, tensor in tensors.items()}
+        small = {name: left[name].cut(data) for name, data in whole.items()}
+        shapes = parameter_shapes(self._model)
+        for name, tensor in tensors.items():
+            rest = None if isinstance(tensor, nn.Parameter) else whole[name]
+            tensor.data = left[name].widened(small[name], rest)
+        expected = outputs(self._model, inputs)
+        for name, tensor in tensors.items():
+            tensor.data = small[name]
+        search = SizeSearch(shapes, self._model, self._set_sizes(self._removal(units), units), units)
+        change = change_of(expected, inputs, search, TOLERANCES)
+        for name, tensor in tensors.items():
+            tensor.data = whole[name]
+        self._set_sizes(self._removal({}), {})
+        return change
 
 
 def put(tensor: Tensor, data: Tensor) -> None:
     """Give a tensor other data, of another shape, in place.
 
     A graph that is still referenced, as by a loss, holds the node that accumulates the gradient of the old shape.
-    Torch makes a new one only where the dtype changes, so it changes for a moment.
+    Torch makes a new one only where the dtype changes, so it changes for a moment. Autocast may hold a narrower copy.
     """
+    torch.clear_autocast_cache()
     other = torch.float32 if tensor.dtype != torch.float32 else torch.float64
     tensor.data = torch.empty(0, dtype=other, device=tensor.device)
     tensor.data = data

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lightning.compaction.kept_indices import KeptIndices
+from sparse_lightning.compaction.optimizers import is_of_weights
 from sparse_lightning.compaction.size_changes import own_tensors
 from sparse_lightning.compat.own_hook import OwnHook
 
@@ -61,8 +62,12 @@ class WholeState:
         self._names = {id(tensor): name for name, tensor in tensors.items()}
         self._kept, self._widen, self._take = kept, widen, take
         self._handles: list[Any] = []
+        self._keys: dict[nn.Module, dict[str, str]] = {}
         for module in model.modules():
-            if any(id(tensor) in self._names for tensor in own_tensors(module).values()):
+            # By key, because a buffer may become another tensor: where it is assigned, or the model gets another dtype.
+            named = {k: self._names[id(t)] for k, t in own_tensors(module).items() if id(t) in self._names}
+            if named:
+                self._keys[module] = named
                 hooked: Any = module  # whose methods have no types
                 self._handles.append(hooked.register_state_dict_post_hook(OwnHook(self._saving)))
                 self._handles.append(hooked.register_load_state_dict_pre_hook(OwnHook(self._loading)))
@@ -77,7 +82,8 @@ class WholeState:
 
     def _saving(self, module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
         for key, name in self._named(module, prefix).items():
-            if key in state and not isinstance(state[key], nn.Parameter):
+            is_small = _has_shape(state.get(key), self._kept[name].small_shape)
+            if is_small and not isinstance(state[key], nn.Parameter):
                 state[key] = self._widen(name, state[key])
 
     def _loading(self, module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -86,13 +92,12 @@ class WholeState:
                 state[key] = self._take(Place(name), state[key])
 
     def _named(self, module: nn.Module, prefix: str) -> dict[str, str]:
-        own = own_tensors(module)
-        return {f"{prefix}{key}": self._names[id(t)] for key, t in own.items() if id(t) in self._names}
+        return {f"{prefix}{key}": name for key, name in self._keys.get(module, {}).items()}
 
     def _saving_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         def widened(place: Place, value: Any) -> Any:
             left = self._kept[place.name]
-            return left.widened(value) if _has_shape(value, left.small_shape) else value
+            return left.widened(value) if is_of_weights(optimizer, place.key, value, left.small_shape) else value
 
         return self._changed(optimizer, state, widened)
 

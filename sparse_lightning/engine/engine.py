@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from sparse_lightning.blocks.live_scope import LiveScope
 from sparse_lightning.blocks.shards import has_others
-from sparse_lightning.blocks.union import count_zeros
+from sparse_lightning.blocks.union import count_pruned
 from sparse_lightning.engine import masks as packed
 from sparse_lightning.engine.attached import note_attached, note_closed
 from sparse_lightning.engine.budget_split import BudgetSplit
@@ -41,7 +41,7 @@ from sparse_lightning.engine.regrowth import check_can_grow
 from sparse_lightning.engine.replaced import Replaced
 from sparse_lightning.engine.saved_state import check_state
 from sparse_lightning.engine.scoring import Scores, Scoring
-from sparse_lightning.engine.shrinkable import check_method, check_others, check_processes
+from sparse_lightning.engine.shrinkable import check_others, check_processes
 from sparse_lightning.engine.shrinking import Shrinking
 from sparse_lightning.errors import PatternError
 from sparse_lightning.methods import Method, UpdateContext
@@ -86,8 +86,6 @@ class Engine:
         self.configuration = resolved(configuration, schedule, found, model)
         self.position = Position(schedule, self.configuration.update_every, total_steps)
         self.configuration.method.check_schedule(schedule, self.configuration.update_every)
-        if configuration.shrink is not None:
-            check_method(configuration.method)
         self.scopes = [self._masked_scope(each) for each in found]
         self._names = {id(param): name for name, param in reversed(names.parameters.items())}
         self._prepared: set[int] = set()
@@ -160,9 +158,8 @@ class Engine:
         scopes = [scope for scope in self.scopes if pattern in (None, scope.pattern)]
         for scope in scopes:
             scope.check_has_values()
-        zero, left = count_zeros(block for scope in scopes for block in scope.live_blocks.values())
-        weights = left if self._shrinking is None else self._shrinking.weights[pattern]
-        return (weights - left + zero) / weights if weights else 0.0
+        zero, weights = count_pruned(pair for scope in scopes for pair in scope.zero_grids())
+        return zero / weights if weights else 0.0
 
     def final_sparsities(self) -> dict[str, str]:
         """Return the final sparsity of each scope as text; "shared" where scores split one target over several."""

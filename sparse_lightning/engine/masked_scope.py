@@ -10,6 +10,7 @@ from typing_extensions import Self
 
 from sparse_lightning.blocks.live_scope import LiveScope
 from sparse_lightning.blocks.sparse_block import SparseBlock
+from sparse_lightning.blocks.union import zero_grid
 from sparse_lightning.budgets import Budget, ScoredScope
 from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.flow import Sources
@@ -55,6 +56,13 @@ class MaskedScope:
     def check_has_values(self) -> None:
         """Raise an error if a parameter is on the meta device."""
         check_has_values(self.name, self._parameters)
+
+    def zero_grids(self) -> list[tuple[SparseBlock, Tensor]]:
+        """Return for each block the grid of those that are zero or removed, counted from the weights."""
+        grids = [(block, zero_grid(self.live_blocks[name])) for name, block in self.blocks.items()]
+        if self.left is None:
+            return grids
+        return [(block, _widened(block, zero, kept)) for (block, zero), kept in zip(grids, self.left.kept, strict=True)]
 
     def parameters(self) -> list[Tensor]:
         """Return the parameters that the blocks belong to, each once."""
@@ -103,6 +111,13 @@ class MaskedScope:
         """Return the names of those masks that prune a block whose weights are not zero."""
         fitting = {n: b for n, b in self.blocks.items() if n in masks and masks[n].shape == b.grid_shape}
         return [n for n, b in fitting.items() if (masks[n].to(self.device) & (b.norms() != 0)).any()]
+
+
+def _widened(block: SparseBlock, zero: Tensor, kept: Tensor) -> Tensor:
+    """Return the grid of all blocks, of which those that are not left are True."""
+    whole = torch.ones(block.numblk(), dtype=torch.bool, device=zero.device)
+    whole[kept.to(zero.device)] = zero.reshape(-1)
+    return whole.view(block.grid_shape)
 
 
 def check_has_values(name: str, params: Iterable[Tensor]) -> None:

@@ -64,6 +64,21 @@ def check_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 f"{held[0][0]} and {held[1][0]} share memory, and would not when units are removed: make them one "
                 "parameter, or exclude their units from the patterns"
             )
+    _check_saved(model, tensors)
+
+
+def _check_saved(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise an error if a tensor that may be cut is saved under another name, or as a view, which would stay cut."""
+    cut = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors.values()}
+    named = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+    for key, value in model.state_dict(keep_vars=True).items():
+        own = cut.get(value.untyped_storage().data_ptr()) if isinstance(value, Tensor) else None
+        if own is not None and not (value is own and named.get(key) is own):
+            raise PatternError(
+                f"the state dict of {type(model).__name__} has {key!r}, a parameter under another name or a view of "
+                "one, so that checkpoints would not be whole while units are removed: exclude its units from the "
+                "patterns, or use no shrink"
+            )
 
 
 def check_others(attached: Iterable[Tensor], shrinking: Iterable[Tensor]) -> None:
@@ -84,14 +99,22 @@ def check_others(attached: Iterable[Tensor], shrinking: Iterable[Tensor]) -> Non
             )
 
 
-ROWS, KEPT = 4, [0, 2]
-"""Of a parameter on which an optimizer is tried with and without rows that are zero."""
+TRIED: Sequence[tuple[tuple[int, ...], int]] = (
+    ((4, 3), 0),
+    ((3, 4), 1),
+    ((4,), 0),
+    ((4, 3, 2, 2), 0),
+    ((3, 4, 2, 2), 1),
+)
+"""Shapes of parameters on which an optimizer is tried, and the dimension of which it loses what is not in `KEPT`."""
+
+KEPT = (0, 2)
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], tensors: Iterable[Tensor]) -> None:
     """Raise an error if an optimizer would train kept weights otherwise without those that are zero.
 
-    One that is not known makes two steps on a small parameter, with and without rows that are zero.
+    One that is not known makes two steps on small parameters, with and without slices that are zero.
     """
     mine = {id(tensor) for tensor in tensors}
     for optimizer in optimizers:
@@ -111,19 +134,25 @@ def check_optimizers(optimizers: Sequence[Optimizer], tensors: Iterable[Tensor])
 
 def _difference(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
     """Return how steps on a part of a parameter differ from those on all of it; None if they do not."""
-    like = group["params"][0]
+    reasons = (_difference_in(optimizer, group, shape, dim) for shape, dim in TRIED)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _difference_in(optimizer: Optimizer, group: Mapping[str, Any], shape: tuple[int, ...], dim: int) -> str | None:
+    like, every = group["params"][0], range(shape[dim])
     numbers = torch.Generator().manual_seed(0)
-    values, *gradients = (torch.randn(ROWS, 3, generator=numbers) for _ in range(3))
+    values, *gradients = (torch.randn(shape, generator=numbers) for _ in range(3))
     for each in (values, *gradients):
-        each[[row for row in range(ROWS) if row not in KEPT]] = 0
-    whole, part = (nn.Parameter(v.to(like)) for v in (values, values[KEPT]))
-    for parameter, rows in ((whole, list(range(ROWS))), (part, KEPT)):
+        each.index_fill_(dim, torch.tensor([n for n in every if n not in KEPT]), 0)
+    kept = torch.tensor(KEPT)
+    whole, part = (nn.Parameter(v.to(like)) for v in (values, values.index_select(dim, kept)))
+    for parameter, indices in ((whole, torch.tensor(every)), (part, kept)):
         other = fresh(optimizer, group, [parameter])
         for gradient in gradients:
-            parameter.grad = gradient[rows].to(like)
+            parameter.grad = gradient.index_select(dim, indices).to(like)
             other.step()
         for key, value in other.state.get(parameter, {}).items():
             if isinstance(value, Tensor) and value.shape != parameter.shape and value.numel() > 1:
                 return f"keeps the state {key!r} in another shape than that of its parameter"
-    is_same = torch.allclose(whole[KEPT], part, rtol=1e-4)
-    return None if is_same else "makes other steps on a parameter without its zero rows"
+    is_same = torch.allclose(whole.index_select(dim, kept.to(whole.device)), part, rtol=1e-4)
+    return None if is_same else f"makes other steps on a parameter of shape {shape} without its zero slices"

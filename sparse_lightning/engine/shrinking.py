@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lightning.blocks.live_scope import LiveScope, Rest, live_scope, stand_in
-from sparse_lightning.blocks.union import count_weights
 from sparse_lightning.compaction.kept_indices import KeptIndices
 from sparse_lightning.compaction.shrink import Shrink
 from sparse_lightning.compaction.shrunk_model import ShrunkModel
@@ -30,7 +29,6 @@ from sparse_lightning.errors import (
     CouplingError,
     LayoutError,
     PatternError,
-    SparseLightningError,
     SparsityError,
 )
 from sparse_lightning.graph import Couplings, couplings
@@ -58,7 +56,6 @@ class Shrinking:
         units: the scopes of units that can be removed, by name.
         model: the model.
         count: how often units were removed or put back.
-        weights: how many weights are in all blocks of the whole model, and in those of each pattern.
     """
 
     def __init__(
@@ -77,17 +74,24 @@ class Shrinking:
             self._shrunk = ShrunkModel(model, self._couplings, self._families(), optimizers)
         if not self.units:
             raise PatternError(
-                f"no pattern has units that can be removed from {type(model).__name__} while it trains: use Coupled, "
-                "Neurons, Heads or Filters for whole units of the traced model; blocks inside of a layer stay where "
-                "they are"
+                f"no pattern has units that can be removed from {type(model).__name__} while it trains: "
+                f"{self._why_none(found, names)}. Use Coupled, Neurons, Heads or Filters for units that `couplings` "
+                "lists, or no shrink"
             )
         check_model(model, self._shrunk.tensors())
         check_optimizers(optimizers, self._shrunk.tensors().values())
         self._leave_out_failing(optimizers)
         self._is_away = True
         self._removed = {name: np.zeros(len(unit.units), np.bool_) for name, unit in self.units.items()}
-        patterns = dict.fromkeys(each.pattern for each in found)
-        self.weights = {None: _weights(found)} | {p: _weights(e for e in found if e.pattern == p) for p in patterns}
+
+    def _why_none(self, found: Sequence[Attachment], names: Mapping[int, str]) -> str:
+        """Return what keeps the units of patterns in the model."""
+        units = [each for each in found if each.has_units]
+        mine = {names.get(id(p)) for each in units for p in each.scope.unique_params()}
+        reasons = [refused.reason for refused in self._couplings.refusals if mine & set(refused.parameters)]
+        if not units or not reasons:
+            return "their blocks are not whole units of the traced model, and stay where they are"
+        return "; ".join(list(dict.fromkeys(map(str, reasons)))[:3])
 
     def _of(self, param: Tensor) -> Tensor | None:
         return self._stand_ins.get(id(param))
@@ -107,31 +111,23 @@ class Shrinking:
         return True
 
     def _leave_out_failing(self, optimizers: Sequence[Optimizer]) -> None:
-        """Try the model without one unit of each family; those that fail alone stay in it, with a warning."""
-        try:
-            return self._shrunk.check()
-        except SparseLightningError as error:
-            reason = error
-        reasons = {name: self._why_not(unit) for name, unit in self.units.items()}
-        self.units = {name: unit for name, unit in self.units.items() if reasons[name] is None}
-        if not self.units or not any(reasons.values()):
-            raise reason
-        self._shrunk = ShrunkModel(self.model, self._couplings, self._families(), optimizers)
+        """Try the model without some units of each family; those that fail alone stay in it, with a warning."""
+        if self._shrunk.first_change() is None:
+            return
+        alone = {n: ShrunkModel(self.model, self._couplings, [u.family], []) for n, u in self.units.items()}
+        changes = {name: model.first_change() for name, model in alone.items()}
+        failing = {name: change.text for name, change in changes.items() if change is not None}
+        if 0 < len(failing) < len(self.units):
+            self.units = {name: unit for name, unit in self.units.items() if name not in failing}
+            self._shrunk = ShrunkModel(self.model, self._couplings, self._families(), optimizers)
         self._shrunk.check()
-        failing = [name for name, why in reasons.items() if why is not None]
+        names = [*list(failing)[:3], *(["others"] if len(failing) > 3 else [])]
         warnings.warn(
-            f"pruned units of {', '.join(failing[:3])}{' and others' if failing[3:] else ''} stay in the model while "
-            f"it trains, zero: {reasons[failing[0]]}",
+            f"pruned units of {', '.join(names)} stay in the model while it trains, zero, and only those of others are "
+            f"removed: {next(iter(failing.values()))}. Change its code, or remove them when it is trained, by "
+            'sparse_lightning.export.Compact(route="graph")',
             stacklevel=2,
         )
-
-    def _why_not(self, unit: UnitScope) -> str | None:
-        """Return why units of one family cannot be removed; None if they can."""
-        try:
-            ShrunkModel(self.model, self._couplings, [unit.family], []).check()
-        except SparseLightningError as error:
-            return str(error)
-        return None
 
     def _rest(self, tensor: Tensor, left: Mapping[str, KeptIndices]) -> Rest | None:
         """Return what is left of the parameter behind a tensor of a whole scope."""
@@ -264,7 +260,3 @@ def _names(found: Couplings) -> dict[int, str]:
 
 def _stand_in(param: Tensor) -> Tensor:
     return torch.empty_strided(param.shape, param.stride(), dtype=param.dtype, device="meta")
-
-
-def _weights(found: Any) -> int:
-    return count_weights(block for each in found for block in each.scope.blocks())

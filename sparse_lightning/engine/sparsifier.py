@@ -31,6 +31,7 @@ from sparse_lightning.engine.short_forms import (
     as_schedule,
     as_shrink,
 )
+from sparse_lightning.engine.shrinkable import check_method
 from sparse_lightning.errors import ShortRunWarning, SparseLightningError, SparsityError
 from sparse_lightning.flow import Criterion
 from sparse_lightning.kernels.block_score import check_lowering
@@ -112,6 +113,8 @@ class Sparsifier:
         )
         found, plan = collected(patterns), as_schedule(schedule)
         rest = as_compensation(compensation), as_shrink(shrink)
+        if shrink is not None:
+            check_method(parts[1])
         self.configuration = Configuration(found, plan, *parts, update_every, seed, lowering, observe_every, *rest)
         self.wraps_again = False
         """Whether something wraps the model again, for several processes, when `resizes` has changed."""

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
+from sparse_lightning.compaction.optimizers import is_of_weights
 from sparse_lightning.compat.torch import is_hooks, without_step_hooks
 
 ELEMENTWISE = {
@@ -62,17 +63,15 @@ def all_state_tensors(optimizer: Optimizer, params: Sequence[Tensor]) -> list[di
     """Return `state_tensors` for each of many parameters."""
     states = [optimizer.state.get(param, {}) for param in params]
     pairs = zip(states, params, strict=True)
-    found = [{name: kept for name, kept in state.items() if is_like(kept, param)} for state, param in pairs]
+    found = [
+        {name: kept for name, kept in state.items() if is_of_weights(optimizer, name, kept, param.shape)}
+        for state, param in pairs
+    ]
     for name, inner in inner_optimizers(optimizer).items():
         if inner.state is not optimizer.state:
             for own, other in zip(found, all_state_tensors(inner, params), strict=True):
                 own |= {f"{name}.{key}": kept for key, kept in other.items()}
     return found
-
-
-def is_like(value: object, param: Tensor) -> bool:
-    """Whether a value is a tensor with one entry per weight of a parameter."""
-    return isinstance(value, Tensor) and value.shape == param.shape and param.ndim > 0
 
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
