@@ -587,8 +587,8 @@ def test_a_layout_on_what_is_left_reaches_the_elements_that_are_left(case, data)
         layout = layout.flip([data.draw(st.integers(0, tensor.ndim - 1))])
     left = KeptIndices.of(tensor.shape, kept, KeptIndices.whole(tensor).order)
     small = left.cut(tensor)
-    assert Layout.of(small) == left.layout()
-    found = cut_layout(layout, Layout.of(tensor), kept, left.layout())
+    assert Layout.of(small) == left.layout
+    found = cut_layout(layout, Layout.of(tensor), kept, left.layout)
     elements = layout.on(tensor)
     present = np.isin(elements.numpy(), small.numpy())
     if found is None:
@@ -603,7 +603,7 @@ def test_units_that_are_whole_rows_can_always_be_cut(case):
     """Law: where a layout is the base itself, what is left always has strides."""
     tensor, kept = case
     left = KeptIndices.of(tensor.shape, kept, KeptIndices.whole(tensor).order)
-    found = cut_layout(Layout.of(tensor), Layout.of(tensor), kept, left.layout())
+    found = cut_layout(Layout.of(tensor), Layout.of(tensor), kept, left.layout)
     assert found is not None
     assert torch.equal(found.layout.on(left.cut(tensor)), tensor[np.ix_(*kept)])
 

@@ -131,7 +131,6 @@ def whole_run(kind: type[Peer], size: Size, plan: Plan, dense: Stack) -> float:
         begin = time.perf_counter()
         stack.step()
         if step == last and plan.pattern == "units":
-            stack.peer.finish()
             stack.peer = stack.peer.shrunk() or stack.peer
         spent["run"] += time.perf_counter() - begin
     return spent["run"] / spent["dense"]

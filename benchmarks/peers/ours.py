@@ -64,6 +64,7 @@ class Ours(Peer):
         """Without pruned units: `compact` cuts the model and its optimizer."""
         if self.plan.pattern != "units" or self.costs_only:
             return None
+        self.finish()
         small = sl.compact(self.model, (self.example,), self.optimizer)
         return Peer(small, self.structure, self.optimizer, self.plan, self.example)
 

@@ -110,14 +110,20 @@ def live_scope(scope: SparseScope, rest: Callable[[Tensor], Rest | None]) -> Liv
 
 def _kept(block: SparseBlock, cuts: Mapping[BlockSpec, CutSpec]) -> Tensor:
     """Return the numbers in its grid of the blocks that are left, the same in all parameters."""
-    grids = []
-    for spec in block.blocks():
-        grid = np.zeros(spec.grid_shape, np.bool_)
-        grid[np.ix_(*cuts[spec].kept) if spec in cuts else ...] = True
-        grids.append(np.flatnonzero(grid.transpose(block.order_of(spec))))
+    grids = [_numbers(spec, cuts.get(spec), block.order_of(spec)) for spec in block.blocks()]
     if not all(np.array_equal(grids[0], grid) for grid in grids):
         raise CouplingError(f"blocks of {block.name or block} are removed in one parameter and not in another")
     return torch.from_numpy(grids[0])
+
+
+def _numbers(spec: BlockSpec, cut: CutSpec | None, order: Sequence[int]) -> Indices:
+    """Return the numbers of the blocks of a spec that are left, in the grid of the block that it belongs to."""
+    if cut is None:
+        return np.arange(spec.numblk())
+    numbers = np.zeros(1, np.int64)
+    for dim in order:
+        numbers = (numbers[:, None] * spec.grid_shape[dim] + cut.kept[dim]).reshape(-1)
+    return numbers
 
 
 def cut_spec(spec: BlockSpec, left: Rest) -> CutSpec:
@@ -128,9 +134,16 @@ def cut_spec(spec: BlockSpec, left: Rest) -> CutSpec:
         raise CouplingError(f"no strides express what is left of {name} without removed units")
     shape, kept = [], []
     for n, b, own in zip(whole.shape, spec.shape, found.kept, strict=True):
-        blocks = np.unique(own // b)
+        blocks = _blocks(n, b, own)
         if b < n and len(own) < n and len(blocks) * b != len(own):
             raise CouplingError(f"removed units cut through the blocks of {name}")
         shape.append(min(b, len(own)))
         kept.append(blocks)
     return CutSpec(found.layout, tuple(shape), tuple(kept))
+
+
+def _blocks(size: int, block: int, kept: Indices) -> Indices:
+    """Return the numbers of the blocks of a dimension that have one of these indices."""
+    if block == 1:
+        return kept
+    return np.unique(kept // block) if block < size else np.zeros(min(1, len(kept)), np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -78,6 +79,7 @@ class KeptIndices:
             places.append(place)
         return KeptIndices.of(earlier.small_shape, places, self.order)
 
+    @cached_property
     def layout(self) -> Layout:
         """Return the layout of a tensor that `cut` returns."""
         outer = permuted(self.small_shape, self.order)

@@ -136,7 +136,7 @@ class Shrinking:
             return None
         param, name = found
         kept = left.get(name) or KeptIndices.whole(tensor)
-        return Rest(param, kept.kept, kept.layout())
+        return Rest(param, kept.kept, kept.layout)
 
     @property
     def is_shrunk(self) -> bool:
