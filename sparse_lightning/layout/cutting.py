@@ -46,8 +46,8 @@ def cut_layout(layout: Layout, base: Layout, kept: Sequence[Indices | None], sma
         (Layout((2, 2, 3), stride=(6, 3, 1), offset=0), array([1, 3]))
     """
     if layout == base:
-        sizes = zip(kept, base.shape, strict=True)
-        return CutLayout(smaller, tuple(np.arange(size) if own is None else own for own, size in sizes))
+        pairs = zip(kept, base.shape, strict=True)
+        return CutLayout(smaller, tuple(np.arange(size) if own is None else own for own, size in pairs))
     found = coordinates_in(layout, base)
     if found is None:
         return None
