@@ -331,3 +331,16 @@ def hugging_face(name: str, **config: Any) -> Callable[[], nn.Module]:
         return made
 
     return build
+
+
+SIZES_IN_CODE = {
+    "multihead attention",
+    "transposed",
+    "shuffle",
+    "fused",
+    "interleaved",
+    "attention",
+    "grouped queries",
+    "nano",
+}
+"""Plain models whose own code has sizes written into it: no module route, and they cannot get smaller in training."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from graph_models import IMAGES, PLAIN, SEQUENCE, TOKENS, VECTORS, hugging_face
+from graph_models import IMAGES, PLAIN, SEQUENCE, SIZES_IN_CODE, TOKENS, VECTORS, hugging_face
 from safetensors import safe_open
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -42,17 +42,6 @@ from sparse_lightning.graph.inputs import ExampleInputs
 from sparse_lightning.layout import Layout
 
 SPARSIFIER = Sparsifier([Neurons("0", "2")], Constant(0.5))
-GRAPH_ONLY = {
-    "multihead attention",
-    "transposed",
-    "shuffle",
-    "fused",
-    "interleaved",
-    "attention",
-    "grouped queries",
-    "nano",
-}
-"""Plain models whose own code has sizes written into it."""
 
 REMOVABLE = [name for name, case in PLAIN.items() if case.units]
 """Plain models that have units to remove."""
@@ -145,7 +134,7 @@ def tokens_of(name):
     return {"input_ids": TOKENS, "decoder_input_ids": TOKENS} if "t5" in name else {"input_ids": TOKENS}
 
 
-@pytest.mark.parametrize("name", sorted(set(REMOVABLE) - GRAPH_ONLY))
+@pytest.mark.parametrize("name", sorted(set(REMOVABLE) - SIZES_IN_CODE))
 def test_a_compacted_module_has_the_outputs_of_the_masked_model(name):
     check_module(PLAIN[name].build, PLAIN[name].inputs)
 
@@ -161,7 +150,7 @@ def test_a_compacted_program_has_the_outputs_of_the_masked_model(name):
 def test_plain_models_by_both_routes(name, prefer):
     for seed in (1, 2):
         check_graph(PLAIN[name].build, PLAIN[name].inputs, seed, prefer)
-        if name not in GRAPH_ONLY:
+        if name not in SIZES_IN_CODE:
             check_module(PLAIN[name].build, PLAIN[name].inputs, seed, prefer)
 
 
@@ -185,7 +174,7 @@ def test_models_of_hugging_face_with_tied_weights_generate_from_a_file(name, tmp
     assert torch.equal(model.generate(TOKENS, **options), small.generate(TOKENS, **options))
 
 
-@pytest.mark.parametrize("name", sorted(GRAPH_ONLY))
+@pytest.mark.parametrize("name", sorted(SIZES_IN_CODE))
 def test_sizes_in_the_code_of_a_model_are_one_clear_error(name):
     model, given, *_ = pruned(PLAIN[name].build, PLAIN[name].inputs)
     with pytest.raises(SparseLightningError, match=r'cannot be compacted as a module: .*route="graph"'):

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from graph_models import PLAIN, hugging_face
+from graph_models import PLAIN, SIZES_IN_CODE, hugging_face
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from law_examples import EXAMPLES
@@ -25,19 +25,7 @@ from sparse_lightning.layout import Layout
 from sparse_lightning.layout.cutting import cut_layout
 
 STEPS, RAMP = 12, {"begin": 1, "end": 8}
-WRITTEN = {
-    "transposed",
-    "shuffle",
-    "fused",
-    "interleaved",
-    "attention",
-    "grouped queries",
-    "nano",
-    "multihead attention",
-}
-"""Plain models whose own code has sizes written into it: they cannot get smaller."""
-
-MODELS = {name: (case.build, case.inputs) for name, case in PLAIN.items() if case.units and name not in WRITTEN}
+MODELS = {name: (case.build, case.inputs) for name, case in PLAIN.items() if case.units and name not in SIZES_IN_CODE}
 SIZES = {"vocab_size": 32, "hidden_size": 32, "max_position_embeddings": 32, "intermediate_size": 24}
 TOKENS = {"input_ids": torch.arange(14).view(2, 7)}
 LLAMA = {**SIZES, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 4}
