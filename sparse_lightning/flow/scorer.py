@@ -186,7 +186,7 @@ class Scorer:
         """
         if not self._blocks or not self._fields:
             return
-        run = self._grid_run(sources or Sources(), keep_room=True)
+        run = self._grid_run(sources or Sources())
         self.runs += 1
         if self._state_kernel is not None and self._state_kernel.advance(
             run.reductions(), self._fields, self._ragged.places
@@ -204,6 +204,7 @@ class Scorer:
         if not self._blocks:
             return Proposal({}, {}, torch.empty(0))
         run, count = self._grid_run(sources or Sources()), self._ragged.count
+        self._kept_room = None  # the proposal may hold it, and until the next observation it would be kept for nothing
         reduced = run.reduced_scores()
         if reduced is not None:
             return Proposal(self._ragged.split(reduced), {}, reduced)
@@ -215,9 +216,8 @@ class Scorer:
                 saved[name][part] = self._fields[name].state.convert(values)
         return Proposal(self._ragged.split(scores), saved, scores)
 
-    def _grid_run(self, sources: Sources, keep_room: bool = False) -> GridRun:
-        folds = self._folds(sources, keep_room)
-        return GridRun(self.program, folds, self._ragged, self._ragged_inputs(sources))
+    def _grid_run(self, sources: Sources) -> GridRun:
+        return GridRun(self.program, self._folds(sources), self._ragged, self._ragged_inputs(sources))
 
     @cached_property
     def _state_kernel(self) -> StateKernel | None:
@@ -241,19 +241,14 @@ class Scorer:
     def _loaded(self, places: EntryIndex) -> dict[str, Tensor]:
         return {name: field.load(places) for name, field in self._fields.items()}
 
-    def _folds(self, sources: Sources, keep_room: bool) -> list[Tensor]:
-        """Run the stage on the weights of all ranks; return for each fold the values of all blocks, `(S,)`.
-
-        Args:
-            sources: of what it reads.
-            keep_room: whether the next run may write over the values.
-        """
+    def _folds(self, sources: Sources) -> list[Tensor]:
+        """Run the stage on the weights of all ranks; return for each fold the values of all blocks, `(S,)`."""
         kinds = [kind for _, kind in self.program.stage.folds]
         if not kinds:
             return []
         parts: list[Part] = []
         room = CopyRoom()
-        for specs, grids in zip(self._groups, self._room(self._groups, keep_room), strict=True):
+        for specs, grids in zip(self._groups, self._room(self._groups), strict=True):
             self._fold_here(grids, specs, sources, room)
             parts += [(grid, kind, specs[0].param) for grid, kind in zip(grids, kinds, strict=True)]
         whole = iter(complete(parts))
@@ -261,21 +256,21 @@ class Scorer:
         folds = [concatenated([values.reshape(-1) for values in fold]) for fold in zip(*gathered, strict=True)]
         return [self._live.widened(fold) for fold in folds]
 
-    def _room(self, groups: Sequence[Sequence[BlockSpec]], keep: bool) -> Iterator[list[Tensor]]:
+    def _room(self, groups: Sequence[Sequence[BlockSpec]]) -> Iterator[list[Tensor]]:
         """Allocate the grids of each group, one per fold, all in one buffer: small tensors would fragment the heap.
 
-        Memory that is new costs more than what is written to it, so observations keep theirs until the next decision.
+        Memory that is new costs more than what is written to it, so each run writes over the grids of the one before.
         """
         is_wide = any(reference.accumulation_dtype(specs[0].param.dtype) != torch.float32 for specs in groups)
         like = torch.empty(0, dtype=torch.float64 if is_wide else torch.float32, device=self._device)
         sizes = [len(specs) * specs[0].numblk() for specs in groups]
         kinds = [kind for _, kind in self.program.stage.folds]
-        kept, self._kept_room = self._kept_room, None
+        kept = self._kept_room
         if kept and kept[0].dtype == like.dtype:
             rows = [reference.start_over(kind, row) for kind, row in zip(kinds, kept, strict=True)]
         else:
             rows = [reference.start(kind, (sum(sizes),), like) for kind in kinds]
-        self._kept_room = rows if keep else None
+        self._kept_room = rows
         for specs, *grids in zip(groups, *(torch.split(row, sizes) for row in rows), strict=True):
             yield [grid.view(len(specs), *specs[0].grid_shape) for grid in grids]
 
