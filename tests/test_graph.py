@@ -210,3 +210,28 @@ def test_the_table_has_families_with_their_slices_and_refusals_with_their_reason
     text = str(couplings(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), (VECTORS,)))
     assert "0 (units)  8      0.weight[0, :], 0.bias[0], 2.weight[:, 0]" in text
     assert "output: it is an output of the model" in text
+
+
+class Caches(nn.Module):
+    """Keeps what it computes once in a dict, and its activations in a list that another module reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.cache, self._seen = {}, []
+        self.b.seen = self._seen
+
+    def forward(self, x):
+        if not self.cache:
+            self.cache["positions"] = torch.linspace(0, 1, 4)
+        self._seen.append(x.shape[0])
+        return self.b(torch.relu(self.a(x + self.cache["positions"])) * (1 if self.b.seen else 0))
+
+
+def test_a_trace_writes_nothing_into_the_containers_of_a_model():
+    model = Caches()
+    found = couplings(model, (torch.randn(2, 4),))
+    assert [family.name for family in found] == ["a (units)"]
+    assert (model.cache, model._seen) == ({}, [])
+    model(torch.randn(2, 4))
+    assert type(model.cache["positions"]) is torch.Tensor

@@ -149,9 +149,53 @@ def test_a_model_that_needs_its_own_weights_is_tried_with_them():
 
 def test_trials_remove_other_numbers_of_units_of_families_that_are_alike():
     trials = subsets({"a": 8, "b": 8, "c": 2})
-    assert [list(trial) for trial in trials] == [["a", "b", "c"], ["a", "c"], ["b"]]
+    assert [list(trial) for trial in trials] == [["a", "b", "c"], ["a", "c"], ["b"], ["a", "b", "c"]]
+    assert {len(left.kept) for left in trials[-1].values()} == {1}
     for trial in trials:
         assert all(0 < len(left.kept) < left.total for left in trial.values())
+
+
+class Twins(nn.Module):
+    """The difference of two branches that are alike."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.e, self.a, self.b, self.o = nn.Linear(8, 16), nn.Linear(16, 12), nn.Linear(16, 12), nn.Linear(12, 8)
+        self.factor = factor
+
+    def forward(self, x):
+        h = torch.relu(self.e(x))
+        return self.o(torch.relu((self.a(h) - self.b(h)) * self.factor(h)))
+
+
+def test_branches_that_are_alike_have_other_weights_in_the_trial():
+    sparsifier = Sparsifier([sl.Coupled("e*", inputs=ZEROS)], 0.5, shrink=Shrink())
+    model = Twins(lambda h: 16 / h.shape[-1])
+    with pytest.raises(SparseLightningError, match="Twins cannot get smaller"):
+        sparsifier.attach(model, torch.optim.SGD(model.parameters(), 0.1))
+    model = Twins(lambda h: 1.0)
+    sparsifier.attach(model, torch.optim.SGD(model.parameters(), 0.1))
+    sparsifier.detach()
+
+
+class Adapts(nn.Module):
+    """Projects its input where sizes differ, which they may cease to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.proj = nn.Linear(8, 12), nn.Linear(12, 16), nn.Linear(16, 4), nn.Linear(12, 16)
+
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        made = torch.relu(self.b(h))
+        return self.c(made + (self.proj(h) if h.shape[-1] != made.shape[-1] else h))
+
+
+def test_code_that_compares_sizes_is_refused():
+    model = Adapts()
+    sparsifier = Sparsifier([sl.Coupled(inputs=ZEROS)], 0.5, shrink=Shrink())
+    with pytest.raises(SparseLightningError, match="Adapts cannot get smaller"):
+        sparsifier.attach(model, torch.optim.SGD(model.parameters(), 0.1))
 
 
 class ByRule(torch.optim.Optimizer):

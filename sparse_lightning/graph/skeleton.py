@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from sparse_lightning.compat.accelerate import plain_forward
 from sparse_lightning.compat.torch import fill_copy, shallow_copy, uncompiled_function
 
+_OWN = frozenset(vars(nn.Module()))
+"""What every module has: tensors, modules and hooks, which are copied apart."""
+
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_forward_module")
 
 
@@ -63,6 +66,7 @@ class _Skeleton:
         self._convert = convert
         self._copies: dict[int, nn.Module] = {}
         self._tensors: dict[int, Tensor] = {}
+        self._containers: dict[int, Any] = {}
 
     def of(self, model: nn.Module) -> nn.Module:
         copied = self._module(model)
@@ -70,7 +74,7 @@ class _Skeleton:
             if "forward" in vars(module):
                 module.forward = plain_forward(module)
             for name, item in vars(module).items():
-                if not name.startswith("_") or isinstance(item, nn.Module):
+                if name not in _OWN and (not name.startswith("_") or isinstance(item, nn.Module | list | dict)):
                     vars(module)[name] = self._moved(item)
         return copied
 
@@ -99,11 +103,21 @@ class _Skeleton:
             return MethodType(function.__func__, self._copies[id(function.__self__)])
         if function is not item:
             return function
-        if type(item) in (list, tuple) and any(isinstance(each, nn.Module | Tensor) for each in item):
-            return type(item)(self._moved(each) for each in item)
-        if type(item) is dict and any(isinstance(each, nn.Module | Tensor) for each in item.values()):
-            return {key: self._moved(each) for key, each in item.items()}
-        return item
+        return self._contained(item) if type(item) in (list, tuple, dict) else item
+
+    def _contained(self, item: Any) -> Any:
+        """Return a list, tuple or dict of the copies: what a forward pass writes into it is not for the model."""
+        if id(item) in self._containers:
+            return self._containers[id(item)]
+        if isinstance(item, tuple):
+            moved = tuple(map(self._moved, item))
+            return moved if any(a is not b for a, b in zip(moved, item, strict=True)) else item
+        made = self._containers[id(item)] = type(item)()
+        if isinstance(item, dict):
+            made.update((key, self._moved(each)) for key, each in item.items())
+        else:
+            made.extend(map(self._moved, item))
+        return made
 
 
 def _is_own(hook: Any) -> bool:
