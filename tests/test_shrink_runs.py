@@ -93,6 +93,28 @@ def test_every_checkpoint_loads_into_the_plain_model(weights_only, tmp_path):
             assert shapes == [{tuple(p.shape)} for p in net.parameters()]
 
 
+class LoadsAndSaves(L.Callback):
+    """Loads dense weights in the middle of a run, and saves at once."""
+
+    def __init__(self, path, step):
+        self.path, self.step = path, step
+
+    def on_train_batch_start(self, trainer, pl_module, *args):
+        if trainer.global_step == self.step:
+            dense = {key: torch.full_like(value, 0.3) for key, value in pl_module.state_dict().items()}
+            pl_module.load_state_dict(dense)
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("at_least", [None, 0.0, 0.4])
+def test_pruned_units_are_zero_in_a_checkpoint_whatever_was_loaded_before(at_least, tmp_path):
+    saving = LoadsAndSaves(tmp_path / "saved.ckpt", 11)
+    fit(callback(None if at_least is None else Shrink(at_least=at_least)), saving)
+    weight = torch.load(tmp_path / "saved.ckpt", weights_only=True)["state_dict"]["up.weight"]
+    assert int((weight == 0).all(1).sum()) == 23, "as many as in a run that does not shrink"
+    assert weight.shape == (32, 16)
+
+
 def test_a_second_fit_and_a_longer_one_start_small(tmp_path):
     ours, sizes = callback(Shrink(at_least=0.0)), Sizes()
     net, trainer = fit(ours)

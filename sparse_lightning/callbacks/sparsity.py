@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from sparse_lightning.blocks.shards import is_sharded
@@ -260,6 +261,9 @@ class SparsityCallback(L.Callback):
             return
         if any(map(holds_weights, self.sparsifier.attachments)):
             self.sparsifier.hold()
+        if self._shrinks:
+            self.sparsifier.zero_removed()
+            _save_again(pl_module, checkpoint["state_dict"])
         self._hold_copies(trainer, pl_module)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -296,6 +300,13 @@ class SparsityCallback(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Detach from the model."""
         self.sparsifier.detach()
+
+
+def _save_again(pl_module: L.LightningModule, saved: dict[str, Any]) -> None:
+    """Replace weights that were saved before pruned ones were zeroed: what has become smaller is saved as a copy."""
+    for key, value in pl_module.state_dict().items():
+        if key in saved and isinstance(value, Tensor) and saved[key].shape == value.shape:
+            saved[key] = value
 
 
 def holds_weights(scope: MaskedScope) -> bool:

@@ -192,9 +192,10 @@ class Engine:
     def hold(self) -> None:
         """Zero all pruned blocks in the weights."""
         self._weights.hold()
-        self._zero_removed()
+        self.zero_removed()
 
-    def _zero_removed(self) -> None:
+    def zero_removed(self) -> None:
+        """Zero what was loaded into removed units."""
         if self._shrinking is not None:
             self._shrinking.zero_removed()
 
@@ -232,7 +233,7 @@ class Engine:
         for scope in self._weights.members.of(optimizer)[0] if self._acts_after_steps else []:
             self.configuration.method.after_step(scope.scope, scope.memory)
         self._weights.hold_of(optimizer)
-        self._zero_removed()
+        self.zero_removed()
         if optimizer is self._leader():
             self._replaced.check()
             at = self.position

@@ -318,6 +318,10 @@ class Sparsifier:
         """Zero all pruned blocks in the weights, after they were changed without the optimizer."""
         self._attached().hold()
 
+    def zero_removed(self) -> None:
+        """Zero the weights that were loaded into units that `shrink` has removed; `hold` does so, too."""
+        self._attached().zero_removed()
+
     def mask_copy(self, module: nn.Module) -> None:
         """Zero all pruned blocks in a copy of the model, such as an average of its weights."""
         self._attached().mask_copy(module)
