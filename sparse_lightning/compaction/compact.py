@@ -118,9 +118,9 @@ def compacted(model: nn.Module, inputs: Inputs = None) -> Compacted:
         stage("comparing outputs")
         inputs_used = traced.analysis.traced.inputs
         search = SizeSearch(parameter_shapes(whole), made.model, made.attributes, found.units)
-        for given in filter(
-            lambda each: each is inputs_used or runs_on(whole, each), (inputs_used, inputs_used.varied())
-        ):
+        varied = inputs_used.varied()
+        is_other = varied is not inputs_used and runs_on(whole, varied)
+        for given in (inputs_used, varied) if is_other else (inputs_used,):
             check_same(outputs(whole, given), given, search, "cannot be compacted as a module", _INSTEAD)
     adapt_config(made.model, found.units)
     return made

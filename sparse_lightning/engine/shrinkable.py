@@ -71,7 +71,8 @@ def _check_saved(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Raise an error if a tensor that may be cut is saved under another name, or as a view, which would stay cut."""
     cut = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors.values()}
     named = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
-    for key, value in model.state_dict(keep_vars=True).items():
+    # Not a method of the model, which may leave parameters out and take no arguments.
+    for key, value in nn.Module.state_dict(model, keep_vars=True).items():
         own = cut.get(value.untyped_storage().data_ptr()) if isinstance(value, Tensor) else None
         if own is not None and not (value is own and named.get(key) is own):
             raise PatternError(

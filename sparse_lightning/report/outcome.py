@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.blocks.table import times
-from sparse_lightning.blocks.union import count_by_parameter
+from sparse_lightning.blocks.union import count_by_parameter, zero_grid
 from sparse_lightning.engine.sparsifier import Sparsifier
 from sparse_lightning.errors import SparseLightningError
 from sparse_lightning.patterns import NamedScope
@@ -142,7 +142,7 @@ def _rows(attachment: NamedScope, masks: Mapping[str, Tensor], counts: Mapping[i
 
 def _block_rows(name: str, block: SparseBlock, mask: Tensor, counts: Mapping[int, tuple[int, int]]) -> list[Row]:
     """Return a row for each parameter; a coupled block counts as zero if it is zero in all of them."""
-    zero = block.norms(p=float("inf")) == 0
+    zero = zero_grid(block)
     found: list[Row] = []
     for spec in block.blocks():
         sizes = spec.sizes()
