@@ -146,6 +146,17 @@ def test_a_block_view_is_live():
     assert weight.detach()[0].tolist() == [1, 1, 1, 0, 0, 0]
 
 
+@given(specs(), st.data())
+def test_weights_that_are_held_are_found_where_blocks_are_marked(spec, data):
+    marked = coins(data.draw, spec.grid_shape)
+    offset = data.draw(st.sampled_from(sum(elements(spec).values(), [])))
+    with torch.no_grad():
+        storage_of(spec.param).zero_()
+        storage_of(spec.param)[offset] = data.draw(st.sampled_from([1e-30, -2.0, math.nan]))
+    there = any(offset in where and marked[at] for at, where in elements(spec).items())
+    assert spec.part().some_hold_weights(marked, most=marked.numel()) == there
+
+
 def test_the_shape_may_be_short_and_span():
     weight = torch.ones(8, 4, 3, 3)
     assert BlockSpec(weight, (1, -1)).shape == (1, 4, 1, 1)

@@ -96,6 +96,17 @@ class LocalBlocks:
                 total += (~(magnitude <= eps)).sum()
         return total
 
+    def some_hold_weights(self, grid: Tensor, most: int) -> bool:
+        """Whether one of some blocks is not zero: of those that a grid marks, about this many in each region."""
+        for region in self.regions:
+            marked = _from_grid(region, grid.detach().to(self.tensors[0].device)[_slices(region)]).nonzero()
+            some = marked[:: max(1, len(marked) // most)]
+            window = self.windows(region)[0]
+            blocks = window.permute(*range(0, window.ndim, 2), *range(1, window.ndim, 2))
+            if blocks[some.unbind(1)].any():
+                return True
+        return False
+
     def fill_(self, mask: Tensor) -> None:
         """Zero the blocks where the mask is True: exactly +0.0, whatever the value was."""
         if mask.dtype != torch.bool:
@@ -117,9 +128,7 @@ class LocalBlocks:
             here = mask
             for d, (low, high) in enumerate(region.grid):
                 here = here.slice(d, low, high)
-            elements = region.windows[0]
-            elements = Layout(elements.shape, elements.stride, elements.offset - origin)
-            found.append(window(tensor, elements, here.flip(region.flipped), region.order))
+            found.append(window(tensor, region.windows[0], here.flip(region.flipped), region.order, origin))
         return found
 
     def chosen(self, grid: Tensor) -> Iterator[tuple[Tensor, list[Tensor]]]:

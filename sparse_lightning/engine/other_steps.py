@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparse_lightning.blocks.reductions import norm
 from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.compat.torch import version
 from sparse_lightning.engine.masked_scope import MaskedScope
@@ -18,6 +16,10 @@ from sparse_lightning.errors import SparseLightningError
 _CHANGES = 4
 """How many changes of a weight without a step of an attached optimizer are steps of another one: loading weights and
 swapping in an average are fewer."""
+
+
+_SOME = 4
+"""How many pruned blocks of a scope are read: such a step changes all that have a gradient."""
 
 
 def check_held(optimizers: Sequence[Optimizer], scopes: Sequence[MaskedScope]) -> None:
@@ -35,17 +37,16 @@ def check_held(optimizers: Sequence[Optimizer], scopes: Sequence[MaskedScope]) -
     )
 
 
-def _holds_weights(block: SparseBlock, mask: Tensor) -> bool:
-    """Whether a pruned block is not zero in the part that this process holds; nothing is communicated."""
-    pairs = [(spec, block.grid_of(spec, mask)) for spec in block.blocks()]
-    return any(bool(((spec.part().reduce(norm(math.inf)) > 0) & grid).any()) for spec, grid in pairs)
+def _some_hold_weights(block: SparseBlock, mask: Tensor) -> bool:
+    """Whether one of some pruned blocks is not zero in the part that this process holds; nothing is communicated."""
+    return any(spec.part().some_hold_weights(block.grid_of(spec, mask), _SOME) for spec in block.blocks())
 
 
 class OtherSteps:
     """Warns once if weights are changed by steps of an optimizer that is not attached.
 
-    At an update, a pruned block that is not zero was changed after the last step of an attached optimizer: one scope is
-    read at each update, the next one at the next. Without such steps, the version of one weight tells.
+    At an update, a pruned block that is not zero was changed after the last step of an attached optimizer: some of one
+    scope are read at each update, of the next one at the next. Without such steps, the version of one weight tells.
 
     Args:
         scopes: what is attached.
@@ -68,7 +69,7 @@ class OtherSteps:
         if self._in_blocks and not self._has_warned:
             scope = self._in_blocks[self._turn % len(self._in_blocks)]
             self._turn += 1
-            if any(_holds_weights(block, scope.live_masks[name]) for name, block in scope.live_blocks.items()):
+            if any(_some_hold_weights(block, scope.live_masks[name]) for name, block in scope.live_blocks.items()):
                 self._warn(f"pruned blocks of {scope.name} are not zero")
 
     def before_step(self) -> None:
