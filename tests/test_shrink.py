@@ -427,6 +427,52 @@ def test_at_least_is_a_fraction(at_least):
         Shrink(at_least=at_least)
 
 
+@pytest.mark.parametrize("multiple_of", [0, -8, 2.0, True])
+def test_multiple_of_is_a_number_of_rows(multiple_of):
+    with pytest.raises(SparsityError, match="multiple_of="):
+        Shrink(multiple_of=multiple_of)
+
+
+@given(st.integers(1, 5000), st.integers(1, 130), st.integers(1, 64))
+def test_the_rows_that_are_left_are_a_multiple_where_few_units_make_them_one(kept, width, multiple_of):
+    spare = Shrink(multiple_of=multiple_of).spare(kept, width)
+    fitting = next(n for n in range(multiple_of) if (kept + n) * width % multiple_of == 0)
+    assert spare == (fitting if fitting <= kept / 20 else 0)
+
+
+def _wide():
+    return nn.Sequential(nn.Linear(4, 90), nn.GELU(), nn.Linear(90, 61), nn.Sigmoid(), nn.Linear(61, 3))
+
+
+WIDE = _wide, (torch.randn(3, 4),)
+
+
+@pytest.mark.parametrize("final", [0.4, 0.9])
+def test_a_few_pruned_units_stay_for_sizes_that_are_fast(final):
+    """Masks and weights are those of a run without; where a unit in twenty is not enough, all pruned units go."""
+    parts = {"patterns": [Neurons("0", "2"), Neurons("2", "4")], "schedule": Cubic(final, **RAMP)}
+    shrinks = {"plain": None, "rounded": Shrink(WIDE[1], at_least=0.0), "exact": Shrink(WIDE[1], 0.0, multiple_of=1)}
+    runs = {name: Run(*WIDE, shrink, **parts) for name, shrink in shrinks.items()}
+    sizes, seen = {0: 90, 2: 61}, set()
+    for _ in range(STEPS):
+        for run in runs.values():
+            run.step()
+        kept = [int((~mask).sum()) for mask in runs["plain"].sparsifier.masks.values()]
+        for name, run in runs.items():
+            check_near(run.state()["model"], runs["plain"].state()["model"])
+            check_near(run.state()["optimizer"], runs["plain"].state()["optimizer"])
+            assert run.sparsifier.sparsity() == runs["plain"].sparsifier.sparsity(), name
+        for layer, n in zip(sizes, kept, strict=True):
+            assert len(runs["exact"].model[layer].weight) == n
+            up = -(-n // 8) * 8
+            sizes[layer] = up if up - n <= n / 20 and up <= sizes[layer] else n
+            assert len(runs["rounded"].model[layer].weight) == sizes[layer]
+            seen.add(sizes[layer] - n)
+    assert seen != {0}, "no size was rounded"
+    resumed = Run(*WIDE, shrinks["rounded"], state=runs["rounded"].state(), **parts)
+    assert str(resumed.model) == str(runs["rounded"].model)
+
+
 def test_a_shrink_is_an_object():
     with pytest.raises(SparsityError, match=r"shrink=True is not a Shrink: pass Shrink\(\)"):
         Sparsifier([Neurons("0", "2")], 0.5, shrink=True)

@@ -17,7 +17,7 @@ from sparse_lightning.blocks.spec import BlockSpec
 from sparse_lightning.blocks.view import View
 from sparse_lightning.errors import CouplingError
 from sparse_lightning.layout import Layout
-from sparse_lightning.layout.cutting import Indices, cut_layout
+from sparse_lightning.layout.cutting import Indices, cut_layout, product_of
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,13 @@ class CutSpec(NamedTuple):
     """What is left of a spec.
 
     Attributes:
-        layout: of the view, on the smaller parameter.
+        param: the smaller parameter.
+        layout: of the view on it.
         shape: of a block.
         kept: for each dimension of the grid of blocks the indices that are left.
     """
 
+    param: Tensor
     layout: Layout
     shape: tuple[int, ...]
     kept: tuple[Indices, ...]
@@ -91,27 +93,26 @@ def live_scope(scope: SparseScope, rest: Callable[[Tensor], Rest | None]) -> Liv
     Raises:
         CouplingError: if blocks are cut through, or removed in one parameter and not in another.
     """
-    cuts: dict[BlockSpec, tuple[Tensor, CutSpec]] = {}
+    cuts: dict[int, CutSpec] = {}  # by the id of the spec
     for spec in [spec for block in scope.blocks() for spec in block.blocks()]:
         left = rest(spec.param)
         if left is not None:
-            cuts[spec] = left.param, cut_spec(spec, left)
+            cuts[id(spec)] = cut_spec(spec, left)
 
     def respec(spec: BlockSpec) -> BlockSpec:
-        if spec not in cuts:
+        if id(spec) not in cuts:
             return spec
-        param, cut = cuts[spec]
-        view = View(param, cut.layout.shape, cut.layout.stride, cut.layout.offset)
-        return BlockSpec(view, cut.shape, spec.name)
+        param, layout, shape, _ = cuts[id(spec)]
+        return BlockSpec(View(param, layout.shape, layout.stride, layout.offset), shape, spec.name)
 
-    kept = tuple(_kept(block, {spec: cut for spec, (_, cut) in cuts.items()}) for block in scope.blocks())
+    kept = tuple(_kept(block, cuts) for block in scope.blocks())
     return LiveScope(rebuilt(scope, respec), kept)
 
 
-def _kept(block: SparseBlock, cuts: Mapping[BlockSpec, CutSpec]) -> Tensor:
+def _kept(block: SparseBlock, cuts: Mapping[int, CutSpec]) -> Tensor:
     """Return the numbers in its grid of the blocks that are left, the same in all parameters."""
-    grids = [_numbers(spec, cuts.get(spec), block.order_of(spec)) for spec in block.blocks()]
-    if not all(np.array_equal(grids[0], grid) for grid in grids):
+    grids = [_numbers(spec, cuts.get(id(spec)), block.order_of(spec)) for spec in block.blocks()]
+    if not all(np.array_equal(grids[0], grid) for grid in grids[1:]):
         raise CouplingError(f"blocks of {block.name or block} are removed in one parameter and not in another")
     return torch.from_numpy(grids[0])
 
@@ -120,10 +121,7 @@ def _numbers(spec: BlockSpec, cut: CutSpec | None, order: Sequence[int]) -> Indi
     """Return the numbers of the blocks of a spec that are left, in the grid of the block that it belongs to."""
     if cut is None:
         return np.arange(spec.numblk())
-    numbers = np.zeros(1, np.int64)
-    for dim in order:
-        numbers = (numbers[:, None] * spec.grid_shape[dim] + cut.kept[dim]).reshape(-1)
-    return numbers
+    return product_of([cut.kept[dim] for dim in order], [spec.grid_shape[dim] for dim in order])
 
 
 def cut_spec(spec: BlockSpec, left: Rest) -> CutSpec:
@@ -139,7 +137,7 @@ def cut_spec(spec: BlockSpec, left: Rest) -> CutSpec:
             raise CouplingError(f"removed units cut through the blocks of {name}")
         shape.append(min(b, len(own)))
         kept.append(blocks)
-    return CutSpec(found.layout, tuple(shape), tuple(kept))
+    return CutSpec(left.param, found.layout, tuple(shape), tuple(kept))
 
 
 def _blocks(size: int, block: int, kept: Indices) -> Indices:

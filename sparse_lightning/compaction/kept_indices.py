@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -70,20 +70,20 @@ class KeptIndices:
 
     def within(self, earlier: KeptIndices) -> KeptIndices | None:
         """Return the indices in what an earlier removal has left; None if it has removed some of them."""
-        places = []
-        for own, before, size in zip(self.kept, earlier.kept, self.shape, strict=True):
-            wanted = np.arange(size) if own is None else own
-            place = wanted if before is None else np.searchsorted(before, wanted).clip(max=len(before) - 1)
-            if before is not None and not np.array_equal(before[place], wanted):
+        places: list[Indices | None] = []
+        for own, before in zip(self.kept, earlier.kept, strict=True):
+            if own is None and before is not None:
                 return None
-            places.append(place)
-        return KeptIndices.of(earlier.small_shape, places, self.order)
+            place = own if own is None or before is None else _places(own, before)
+            if own is not None and place is None:
+                return None
+            places.append(place if place is None or before is None or len(place) < len(before) else None)
+        return KeptIndices(earlier.small_shape, tuple(places), self.order)
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
         """Return the layout of a tensor that `cut` returns."""
-        outer = permuted(self.small_shape, self.order)
-        return Layout(outer).permute(inverse(self.order))
+        return _layout(self.small_shape, self.order)
 
     def cut(self, whole: Tensor) -> Tensor:
         """Return what is left of a whole tensor: a copy, or the tensor itself if nothing is cut."""
@@ -112,6 +112,8 @@ class KeptIndices:
         return self._indices[dim, device]
 
     def _in_order(self, tensor: Tensor) -> Tensor:
+        if self.order == tuple(range(tensor.ndim)):
+            return tensor.contiguous()
         return tensor.permute(self.order).contiguous().permute(inverse(self.order))
 
     def _is_kept(self, device: torch.device) -> Tensor:
@@ -137,6 +139,19 @@ def order_of(tensor: Tensor) -> tuple[int, ...]:
     """
     strides = tensor.stride()
     return tuple(sorted(range(tensor.ndim), key=lambda d: (-strides[d], d)))
+
+
+@lru_cache(maxsize=4096)
+def _layout(shape: tuple[int, ...], order: tuple[int, ...]) -> Layout:
+    return Layout(permuted(shape, order)).permute(inverse(order))
+
+
+def _places(wanted: Indices, among: Indices) -> Indices | None:
+    """Return where increasing indices are among others; None if one of them is missing."""
+    if len(wanted) > len(among) or (len(wanted) and wanted[-1] > among[-1]):
+        return None
+    places = among.searchsorted(wanted)
+    return places if (among[places] == wanted).all() else None
 
 
 def _are_same(one: Indices | None, other: Indices | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ def rebind(optimizers: Iterable[Optimizer], replaced: Mapping[int, nn.Parameter]
         optimizer.state.update(state)
 
 
-def is_of_weights(optimizer: Optimizer, key: str, value: Any, shape: Sequence[int]) -> bool:
+def is_of_weights(optimizer: Optimizer, key: str, value: Any, shape: tuple[int, ...]) -> bool:
     """Whether an entry of the state of a parameter of this shape has a number for each weight.
 
     A number for a parameter of one weight may be one for the whole parameter, as a count of steps is. The state of
@@ -79,7 +79,7 @@ def is_of_weights(optimizer: Optimizer, key: str, value: Any, shape: Sequence[in
         >>> [is_of_weights(optimizer, key, torch.ones(1), (1,)) for key in ("mean", "steps")]
         [True, False]
     """
-    if not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape) or not shape:
+    if not isinstance(value, Tensor) or value.shape != shape or not shape:
         return False
     if value.numel() != 1:
         return True

@@ -18,7 +18,7 @@ from sparse_lightning.compaction.trial import TOLERANCES, subsets, trial_copy
 from sparse_lightning.compaction.whole_state import Place, WholeState
 from sparse_lightning.compaction.zero_units import KeptUnits, tensor_of
 from sparse_lightning.errors import SparseLightningError
-from sparse_lightning.graph import Couplings, Removal
+from sparse_lightning.graph import Couplings, Family, Removal
 from sparse_lightning.graph.inputs import ExampleInputs
 
 _INSTEAD = (
@@ -67,6 +67,7 @@ class ShrunkModel:
         self._whole = {name: KeptIndices.whole(tensor) for name, tensor in tensors.items()}
         self._whole = {n: whole for n, whole in self._whole.items() if not self._left(every, n).is_whole}
         self.kept = dict(self._whole)
+        self._widths = {name: _widths(found[name]) for name in self._families}
         names = {id(tensors[name]): name for name in self._whole}
         self._changes = SizeChanges(model, found, names, {name: left.shape for name, left in self._whole.items()})
         self._sizes: dict[str, Sizes] = {}
@@ -79,6 +80,10 @@ class ShrunkModel:
         held = {name: tensor_of(self._model, name) for name in self._whole}
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 
+    def widths(self, family: str) -> list[int]:
+        """Return how many indices of each slice a unit of a family has."""
+        return [width for _, _, width in self._widths.get(family, [])]
+
     def numel(self, removed: Mapping[str, int]) -> int:
         """Return the number of elements of parameters without some units.
 
@@ -87,13 +92,15 @@ class ShrunkModel:
         """
         sizes = {name: list(whole.shape) for name, whole in self._whole.items()}
         for family, count in removed.items():
-            for piece in self._found[family].slices:
-                sizes[piece.name][piece.dim] -= count * piece.indices.numel // self._found[family].units
+            for name, dim, width in self._widths.get(family, []):
+                sizes[name][dim] -= count * width
         return sum(map(math.prod, sizes.values()))
 
     def kept_with(self, units: Mapping[str, KeptUnits]) -> dict[str, KeptIndices]:
         """Return what `keep` would leave of each tensor."""
-        removal = self._removal(units)
+        return self._kept_by(self._removal(units))
+
+    def _kept_by(self, removal: Removal) -> dict[str, KeptIndices]:
         return {name: self._left(removal, name) for name in self._whole}
 
     def keep(self, units: Mapping[str, KeptUnits]) -> None:
@@ -102,8 +109,8 @@ class ShrunkModel:
         Weights of units that are removed must be zero; those of units that come back are zero, or were loaded.
         """
         removal = self._removal(units)
-        after = self.kept_with(units)
-        for name, tensor in self.tensors().items():
+        after, tensors = self._kept_by(removal), self.tensors()
+        for name, tensor in tensors.items():
             if not after[name].is_same(self.kept[name]):
                 self._move(name, tensor, after[name])
         self.kept = after
@@ -111,17 +118,17 @@ class ShrunkModel:
         if self._state is not None:
             self._state.close()
         is_whole = all(left.is_whole for left in after.values())
-        self._state = None if is_whole else self._whole_state()
+        self._state = None if is_whole else self._whole_state(tensors)
 
-    def _whole_state(self) -> WholeState:
-        return WholeState(self._model, self._optimizers, self.tensors(), self.kept, self._widen, self._take)
+    def _whole_state(self, tensors: Mapping[str, Tensor]) -> WholeState:
+        return WholeState(self._model, self._optimizers, tensors, self.kept, self._widen, self._take)
 
     def _removal(self, units: Mapping[str, KeptUnits]) -> Removal:
         return self._found.removal({name: left.removed() for name, left in units.items()})
 
     def _left(self, removal: Removal, name: str) -> KeptIndices:
         whole = self._whole[name]
-        return KeptIndices.of(whole.shape, [own.numpy() for own in removal.kept(name)], whole.order)
+        return KeptIndices.of(whole.shape, removal.kept(name), whole.order)
 
     def _move(self, name: str, tensor: Tensor, after: KeptIndices) -> None:
         before = self.kept[name]
@@ -215,6 +222,11 @@ def put(tensor: Tensor, data: Tensor) -> None:
     other = torch.float32 if tensor.dtype != torch.float32 else torch.float64
     tensor.data = torch.empty(0, dtype=other, device=tensor.device)
     tensor.data = data
+
+
+def _widths(family: Family) -> list[tuple[str, int, int]]:
+    """Return in which dimension of which tensors a unit has its slices, and how many indices there."""
+    return [(piece.name, piece.dim, piece.indices.numel // family.units) for piece in family.slices]
 
 
 def _all_but_last(units: int) -> KeptUnits:

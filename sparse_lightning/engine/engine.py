@@ -335,7 +335,7 @@ class Engine:
         before, method = self._buffer.flat, self.configuration.method
         pairs = zip(self.stacks, contexts, self._buffer.gathered(masks), strict=True)
         memories = [stack.checked(method.remember(context, mask), method) for stack, context, mask in pairs]
-        if self._shrinking is not None:
+        if self._shrinking is not None and (before & ~masks).any():
             self._shrinking.check_stay_pruned(self._buffer.views(masks))
         if self.scoring.compensates and (masks & ~before).any():
             self.scoring.compensate(self._buffer.live_views(self._buffer.live_of(masks)))

@@ -123,10 +123,10 @@ class _DeviceHold:
         ]
         mask = self._here(mask)
         self._others.fill_some(alike, mask)
-        for spec, layout in self._placed:
-            i = self._place[id(spec.param)]
-            tensor = tensors[i]
-            if tensor is not None and alike[i] is None:
+        unlike = [tensor if own is None else None for tensor, own in zip(tensors, alike, strict=True)]
+        for spec, layout in self._placed if any(tensor is not None for tensor in unlike) else []:
+            tensor = unlike[self._place[id(spec.param)]]
+            if tensor is not None:
                 spec.apply_mask(layout.on(mask), values=tensor)
 
     def _here(self, mask: Tensor) -> Tensor:

@@ -83,6 +83,7 @@ class Shrinking:
         self._leave_out_failing(optimizers)
         self._is_away = True
         self._removed = {name: np.zeros(len(unit.units), np.bool_) for name, unit in self.units.items()}
+        self._numel = self._shrunk.numel({})
 
     def _why_none(self, found: Sequence[Attachment], names: Mapping[int, str]) -> str:
         """Return what keeps the units of patterns in the model."""
@@ -165,7 +166,7 @@ class Shrinking:
             masks: by name of their block, of the whole model.
             is_last: whether no further update will prune.
         """
-        now, left = (self._shrunk.numel(self._counts(gone)) for gone in (self._removed, self._pruned(masks)))
+        now, left = self._numel, self._shrunk.numel(self._counts(self._pruned(masks)))
         return left < now and (is_last or left <= now * (1 - self._shrink.at_least))
 
     def _counts(self, removed: Mapping[str, Any]) -> dict[str, int]:
@@ -188,17 +189,30 @@ class Shrinking:
     def _set(self, removed: dict[str, Any]) -> None:
         self._shrunk.keep(self._left(removed))
         self._removed, self._is_away = removed, True
+        self._numel = self._shrunk.numel(self._counts(removed))
         self.count += 1
 
     def _pruned(self, masks: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return which blocks of each unit scope are pruned, but the first if all are: a layer needs one."""
+        """Return which units of each scope are to be removed: those that are pruned, but some for a better size.
+
+        A layer needs one: of all units the first stays.
+        """
         found = {}
         for name in self.units:
-            pruned = masks[name].reshape(-1).cpu().numpy().copy()
-            if pruned.all():
-                pruned[0] = False
-            found[name] = pruned
+            pruned = masks[name].reshape(-1).cpu().numpy()
+            found[name] = self._rounded(name, np.arange(len(pruned)) > 0 if pruned.all() else pruned)
         return found
+
+    def _rounded(self, name: str, pruned: Any) -> Any:
+        """Return the pruned units but a few that are still there; see `Shrink.spare`."""
+        waiting = np.flatnonzero(pruned & ~self._removed[name])
+        widths = self._shrunk.widths(self.units[name].family)
+        spare = max((self._shrink.spare(int((~pruned).sum()), width) for width in widths), default=0)
+        if not 0 < spare <= len(waiting):
+            return pruned
+        rounded = pruned.copy()
+        rounded[waiting[:spare]] = False
+        return rounded
 
     def _left(self, removed: Mapping[str, Any]) -> dict[str, KeptUnits]:
         """Return what is left of each family of which units are removed."""

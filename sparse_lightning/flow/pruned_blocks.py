@@ -39,7 +39,7 @@ class PrunedBlocks:
         first = specs[0]
         if first.numel_per_block() * first.param.element_size() < LINE or first.param.numel() < WORTH:
             return None
-        owners = [self._blocks.owners[spec] for spec in specs]
+        owners = [self._blocks.owners[id(spec)] for spec in specs]
         used = [masks[owner] for owner in owners]
         if not self._is_made(first, used):
             pairs = zip(specs, owners, used, strict=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse_lightning.blocks.scope import SparseScope
 from sparse_lightning.blocks.scope_stack import stacks
-from sparse_lightning.blocks.sparse_block import BlockSpec, SparseBlock
+from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.flow.paged import EntryIndex, PageTable
 from sparse_lightning.flow.segments import Segments
 
@@ -36,9 +36,9 @@ class RaggedBlocks:
         self.blocks = {o: b for name, scope in self.scopes.items() for o, b in scope.named_blocks(name).items()}
 
     @cached_property
-    def owners(self) -> dict[BlockSpec, str]:
-        """The name of the block that each spec belongs to."""
-        return {spec: owner for owner, block in self.blocks.items() for spec in block.blocks()}
+    def owners(self) -> dict[int, str]:
+        """The name of the block that each spec belongs to, by the id of the spec."""
+        return {id(spec): owner for owner, block in self.blocks.items() for spec in block.blocks()}
 
     @cached_property
     def elements(self) -> int:

@@ -277,7 +277,7 @@ class Scorer:
     def _fold_here(self, grids: Sequence[Tensor], specs: Sequence[BlockSpec], sources: Sources, room: CopyRoom) -> None:
         """Run the stage on the weights of this process, those of alike specs in one call."""
         names, owners = self.program.elements[1:], self._live.ragged.owners
-        others = [[sources.element(name, spec.param, owners[spec]) for spec in specs] for name in names]
+        others = [[sources.element(name, spec.param, owners[id(spec)]) for spec in specs] for name in names]
         zeros = self._pruned.of(specs, sources.pruned) if sources.pruned and self._vanishes else None
         AlikeBlocks(specs, others, zeros).fold_into(grids, self.program.stage, self._run, room)
 

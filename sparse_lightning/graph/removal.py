@@ -15,6 +15,7 @@ from sparse_lightning.graph.atoms import Ids
 from sparse_lightning.graph.call import RESIZES, Resizing, operation_name
 from sparse_lightning.graph.families import Family
 from sparse_lightning.graph.solve import Solution
+from sparse_lightning.layout.cutting import Indices
 
 _CHECKS = ("_assert", "sym_constrain")
 
@@ -34,21 +35,25 @@ class Removal:
         for family, units in removed:
             gone[family.labels[np.asarray(units, dtype=np.int64)]] = True
         self._kept: NDArray[np.bool_] = ~gone[solution.labels]
+        self._left: dict[str, tuple[Indices, ...]] = {}
 
     def names(self) -> list[str]:
         """Return the names of all parameters, buffers and constants; a tied one once."""
         return list(self._analysis.tensors)
 
-    def kept(self, name: str) -> tuple[Tensor, ...]:
+    def kept(self, name: str) -> tuple[Indices, ...]:
         """Return for each dimension of a parameter, buffer or constant the indices that are left."""
-        value = self._analysis.tensors[self._analysis.aliases.get(name, name)]
-        return tuple(torch.from_numpy(np.flatnonzero(self.keeps(ids))) for ids in value.dims if ids is not None)
+        first = self._analysis.aliases.get(name, name)
+        if first not in self._left:
+            dims = self._analysis.tensors[first].dims
+            self._left[first] = tuple(np.flatnonzero(self.keeps(ids)) for ids in dims if ids is not None)
+        return self._left[first]
 
     def cut(self, name: str, tensor: Tensor) -> Tensor:
         """Return what is left of a parameter, buffer or constant, or of a tensor of its shape."""
         for dim, indices in enumerate(self.kept(name)):
             if len(indices) < tensor.shape[dim]:
-                tensor = tensor.index_select(dim, indices.to(tensor.device))
+                tensor = tensor.index_select(dim, torch.from_numpy(indices).to(tensor.device))
         return tensor
 
     def keeps(self, ids: Ids | None) -> NDArray[np.bool_]:

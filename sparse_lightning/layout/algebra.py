@@ -37,7 +37,7 @@ class LayoutAlgebra:
                 f"shape {sizes} has {len(sizes)} dimensions, but stride {strides} has {len(strides)}: "
                 "pass one stride for each dimension"
             )
-        if any(n < 0 for n in sizes):
+        if min(sizes, default=0) < 0:
             raise LayoutError(f"shape {sizes} has a negative size: pass sizes that are zero or positive")
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "stride", strides)
@@ -109,11 +109,15 @@ class LayoutAlgebra:
         dims = tuple(dims)
         if sorted(dims) != list(range(self.ndim)):
             raise LayoutError(f"{dims} does not permute the {self.ndim} dimensions of {self}")
+        if dims == tuple(range(self.ndim)):
+            return self
         return type(self)(permuted(self.shape, dims), permuted(self.stride, dims), self.offset)
 
     def flip(self: L, dims: Iterable[int]) -> L:
         """Return the same elements in reverse order along `dims`."""
         chosen = {self._dim(d) for d in dims}
+        if not chosen:
+            return self
         stride = [-s if d in chosen else s for d, s in enumerate(self.stride)]
         shift = sum((self.shape[d] - 1) * self.stride[d] for d in chosen if self.shape[d])
         return type(self)(self.shape, stride, self.offset + shift)
@@ -124,6 +128,8 @@ class LayoutAlgebra:
         if step == 0:
             raise LayoutError(f"step 0 in a slice of dimension {dim} of {self}: pass a positive or a negative step")
         kept = range(self.shape[dim])[start:stop:step]
+        if kept == range(self.shape[dim]):
+            return self
         first = kept.start if kept else 0
         return self._replace(dim, [(len(kept), self.stride[dim] * step)], first * self.stride[dim])
 
@@ -207,6 +213,8 @@ class LayoutAlgebra:
 
     @cached_property
     def _positive(self) -> tuple[Any, tuple[int, ...]]:
+        if min(self.stride, default=0) >= 0:
+            return self, ()
         if not self.numel:
             return type(self)(self.shape, [max(s, 0) for s in self.stride], max(self.offset, 0)), ()
         flipped = tuple(d for d, (n, s) in enumerate(zip(self.shape, self.stride, strict=True)) if s < 0 and n > 1)
@@ -274,7 +282,7 @@ def _is_injective(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 def _integers(what: str, values: Sequence[int]) -> tuple[int, ...]:
     try:
-        return tuple(operator.index(v) for v in values)
+        return tuple(map(operator.index, values))
     except TypeError:
         raise LayoutError(f"{what} {values!r} is not a sequence of integers") from None
 

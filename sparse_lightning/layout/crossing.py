@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from sparse_lightning.layout.layout import Layout
 
@@ -15,6 +16,11 @@ def phases(layouts: Sequence[Layout]) -> list[int]:
         >>> phases([rows, columns, Layout((2,), (1,), 6)])
         [0, 1, 0]
     """
+    return list(_phases(tuple(layouts)))
+
+
+@lru_cache(maxsize=4096)
+def _phases(layouts: tuple[Layout, ...]) -> list[int]:
     found: list[int] = []
     for i, layout in enumerate(layouts):
         taken = {found[j] for j in range(i) if meet(layout, layouts[j])}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ def cut_layout(layout: Layout, base: Layout, kept: Sequence[Indices | None], sma
     if found is None:
         return None
     start, digits = list(found.start), [list(run) for run in found.digits]
-    left = [[np.arange(digit.size) for digit in run] for run in digits]
+    left: dict[tuple[int, int], Indices] = {}
     for d, indices in enumerate(kept):
         if indices is None:
             continue
@@ -62,14 +63,29 @@ def cut_layout(layout: Layout, base: Layout, kept: Sequence[Indices | None], sma
             return None
         start[d] = cut.start
         for (i, j), digit, own in zip(places, cut.digits, cut.kept, strict=True):
-            digits[i][j], left[i][j] = digit, own
-    strides = [stride_of(tuple(run), smaller) for run in digits]
-    shape = [math.prod(digit.size for digit in run) for run in digits]
+            digits[i][j], left[i, j] = digit, own
+    made = _made_of(tuple(map(tuple, digits)), tuple(start), smaller)
+    if made is None:
+        return None
+    return CutLayout(made, tuple(_kept_of(i, run, left) for i, run in enumerate(found.digits)))
+
+
+@lru_cache(maxsize=4096)
+def _made_of(digits: tuple[tuple[Digit, ...], ...], start: tuple[int, ...], base: Layout) -> Layout | None:
+    """Return the layout of these digits on a base; None if no strides express it."""
+    strides = [stride_of(run, base) for run in digits]
     if any(stride is None for stride in strides):
         return None
-    made = Layout(shape, [stride or 0 for stride in strides], smaller(tuple(start)))
-    sizes = [[digit.size for digit in run] for run in found.digits]
-    return CutLayout(made, tuple(_product(own, size) for own, size in zip(left, sizes, strict=True)))
+    shape = [math.prod(digit.size for digit in run) for run in digits]
+    return Layout(shape, [stride or 0 for stride in strides], base(start))
+
+
+def _kept_of(i: int, run: Sequence[Digit], left: Mapping[tuple[int, int], Indices]) -> Indices:
+    """Return the indices of a dimension, a product of digits, of which some values are left."""
+    if len(run) == 1 and (i, 0) in left:
+        return left[i, 0]
+    kept = [left[i, j] if (i, j) in left else np.arange(digit.size) for j, digit in enumerate(run)]
+    return product_of(kept, [digit.size for digit in run])
 
 
 class _CutDimension(NamedTuple):
@@ -105,9 +121,19 @@ def _cut_dimension(digits: Sequence[Digit], start: int, indices: Indices, size: 
     return _CutDimension(first, made, kept)
 
 
-def _product(kept: Sequence[Indices], sizes: Sequence[int]) -> Indices:
-    """Return the row-major numbers of the combinations of kept indices."""
-    numbers = np.zeros(1, np.int64)
-    for own, size in zip(kept, sizes, strict=True):
+def product_of(kept: Sequence[Indices], sizes: Sequence[int]) -> Indices:
+    """Return the row-major numbers of the combinations of indices.
+
+    Args:
+        kept: indices of each dimension.
+        sizes: of the dimensions.
+
+    Example:
+        >>> product_of([np.array([0, 2]), np.array([1])], (3, 4))
+        array([1, 9])
+    """
+    some = [(own, size) for own, size in zip(kept, sizes, strict=True) if size != 1 or not len(own)]
+    numbers = some[0][0] if some else np.zeros(1, np.int64)
+    for own, size in some[1:]:
         numbers = (numbers[:, None] * size + own).reshape(-1)
     return numbers

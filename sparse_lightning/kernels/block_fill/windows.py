@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from sparse_lightning.layout.coalesce import coalesce
@@ -37,32 +38,40 @@ class Window(NamedTuple):
     phase: int = 0
 
 
-def window(tensor: int, elements: Layout, mask: Layout, order: Sequence[int]) -> Window:
+def window(tensor: int, elements: Layout, mask: Layout, order: Sequence[int], origin: int = 0) -> Window:
     """Return a window whose blocks and mask values are both strided.
 
     Args:
         tensor: the index of the tensor.
-        elements: `(n0, l0, n1, l1, …)`, its offset counted from the first element of the tensor.
+        elements: `(n0, l0, n1, l1, …)`.
         mask: the values of the blocks in the flat mask, one dimension for each dimension of the grid.
         order: the dimensions of the mask in the order of the elements. The elements may have merged contiguous
             dimensions; where the mask can't be merged alike, the elements are divided again.
+        origin: where the first element of the tensor is in its storage.
     """
-    sizes, strides = ([values[d] for d in order] for values in (mask.shape, mask.stride))
-    left = [(n, s) for n, s in zip(sizes, strides, strict=True) if n > 1]
+    pairs = _pairs(elements.shape, elements.stride, mask.shape, mask.stride, tuple(order))
+    return Window(tensor, elements.offset - origin, mask.offset, pairs)
+
+
+@lru_cache(maxsize=4096)
+def _pairs(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    mask_shape: tuple[int, ...],
+    mask_strides: tuple[int, ...],
+    order: tuple[int, ...],
+) -> tuple[Pair, ...]:
+    """Return the dimensions of a window whose elements and mask values have these shapes and strides."""
+    left = [(mask_shape[d], mask_strides[d]) for d in order if mask_shape[d] > 1]
     pairs: list[Pair] = []
-    for n, length, block, element in zip(*(_every_other(elements, i) for i in range(4)), strict=True):
+    for n, length, block, element in zip(shape[0::2], shape[1::2], strides[0::2], strides[1::2], strict=True):
         runs = _take(left, n)
         for i, (size, stride) in enumerate(runs):
             inner = _product(count for count, _ in runs[i + 1 :])
             last = i == len(runs) - 1
             pairs.append(Pair(size, length if last else 1, block * inner, element if last else 0, stride))
     kept = tuple(pair for pair in pairs if pair.blocks > 1 or pair.elements > 1)
-    return Window(tensor, elements.offset, mask.offset, kept or (Pair(1, 1, 0, 0, 0),))
-
-
-def _every_other(layout: Layout, i: int) -> Sequence[int]:
-    """Return the counts, the lengths, the strides of blocks or the strides of elements of a window."""
-    return (layout.shape[0::2], layout.shape[1::2], layout.stride[0::2], layout.stride[1::2])[i]
+    return kept or (Pair(1, 1, 0, 0, 0),)
 
 
 def _take(left: list[tuple[int, int]], blocks: int) -> list[tuple[int, int]]:
