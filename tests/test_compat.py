@@ -18,15 +18,22 @@ from hydra import main as hydra_main
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from omegaconf import OmegaConf
+from torch.utils.data import DataLoader
 
 import sparse_lightning
 from sparse_lightning.compat.accelerate import BeforeClipping, in_own_precision, plain_forward
 from sparse_lightning.compat.hydra import CORE_PLUGINS, argument_parser, raising_errors, reading_files
-from sparse_lightning.compat.lightning import prepared_batch, set_mesh_sizes, started_processes, state_key
+from sparse_lightning.compat.lightning import (
+    make_loaders_again,
+    prepared_batch,
+    set_mesh_sizes,
+    started_processes,
+    state_key,
+)
 from sparse_lightning.compat.omegaconf import resolving
 
 PACKAGE = Path(sparse_lightning.__file__).parent
@@ -98,6 +105,39 @@ def test_lightning_on_before_batch_transfer_calls_the_hooks_that_a_batch_of_trai
     trainer.fit(Doubling())
     assert found[0].tolist() == [3, 3]
     assert found[0].dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:Be aware that when using `ckpt_path`")
+def test_lightning_makes_the_loaders_of_combined_loader_again_and_gives_them_their_states(tmp_path):
+    """Steps are counted before states are read, which would be lost; without a resume, loaders are made once."""
+    made, given = [], []
+
+    class Loader(DataLoader):
+        def state_dict(self):
+            return {"batches": 1}
+
+        def load_state_dict(self, state):
+            given.append(state)
+
+    class Counting(BoringModel):
+        def train_dataloader(self):
+            made.append(Loader(torch.ones(6, 32), batch_size=2))
+            return made[-1]
+
+        def on_fit_start(self):
+            assert self.trainer.estimated_stepping_batches == 3
+            assert hasattr(self.trainer.fit_loop, "_combined_loader"), "the fit loop has no _combined_loader any more"
+            assert self.trainer.fit_loop._combined_loader._state_dicts() == [{"batches": 1}]
+            make_loaders_again(self.trainer)
+
+    every = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet |= {"accelerator": "cpu", "max_epochs": 1, "limit_val_batches": 0}
+    L.Trainer(callbacks=[every], **quiet).fit(Counting())
+    assert (len(made), given) == (1, [])
+    resumed = L.Trainer(enable_checkpointing=False, **quiet)
+    resumed.fit(Counting(), ckpt_path=tmp_path / "step=1.ckpt")
+    assert (len(made), given) == (3, [{"batches": 1}])
 
 
 def test_accelerate_optimizers_of_an_accelerator_are_those_that_it_unscales_before_clipping():
@@ -186,9 +226,11 @@ def test_private_names_of_other_libraries_are_used_in_compat_only():
         "sparse_lightning/compat/accelerate.py": {"_original_forward"},
         "sparse_lightning/compat/hydra.py": {"_internal"},
         "sparse_lightning/compat/lightning.py": {
+            "_combined_loader",
             "_data_parallel_size",
             "_generate_state_key",
             "_on_before_batch_transfer",
+            "_state_dicts",
             "_tensor_parallel_size",
         },
         "sparse_lightning/compat/torch.py": {

@@ -90,7 +90,7 @@ def test_a_hugging_face_model_of_ones_own_runs_with_a_text_of_ones_own(tmp_path,
 def test_an_encoder_of_ones_own_is_fine_tuned_on_texts_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paths = [f"model.path={save_bert(tmp_path / 'bert')}", f"data.path={write_labelled(tmp_path / 'texts.tsv')}"]
-    quick = ["trainer.max_epochs=6", "trainer.enable_progress_bar=false", "update_every=1", "optimizer.lr=0.001"]
+    quick = ["trainer.max_epochs=9", "trainer.enable_progress_bar=false", "update_every=1", "optimizer.lr=0.001"]
     overrides = ["recipe=finetune_encoder", *paths, *FEW_TEXTS, "data.batch_size=10", *quick, "compare_dense=false"]
     result = run(compose(overrides).plain(str(tmp_path / "run")))
     assert re.search(r"actual sparsity .* 0\.[45]\d", result.table), result.table

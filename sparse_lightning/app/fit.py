@@ -16,6 +16,7 @@ from sparse_lightning.app.processes import watch
 from sparse_lightning.app.progress_lines import progress_lines
 from sparse_lightning.callbacks.checkpoint import SparseModelCheckpoint
 from sparse_lightning.callbacks.interruption import Interruption
+from sparse_lightning.callbacks.random_numbers import RandomNumbers
 from sparse_lightning.callbacks.saving import save, write_whole
 from sparse_lightning.errors import ConfigError, did_you_mean
 
@@ -42,7 +43,7 @@ class Fit:
         self._interruption = Interruption()
         self._seed = factory.seed
         lines = progress_lines(title, factory.config["trainer"])
-        self.trainer = factory.trainer([*callbacks, *self._checkpoints, self._interruption, *lines])
+        self.trainer = factory.trainer([*callbacks, *self._checkpoints, RandomNumbers(), self._interruption, *lines])
         write_whole(self.trainer)
 
     def fit(

@@ -22,9 +22,8 @@ _WARNED = (
     ".*does not have many workers.*",
     # Small data has few batches.
     ".*is smaller than the logging interval.*",
-    # A run resumes in its own folder, even in the middle of an epoch.
+    # A run resumes in its own folder.
     ".*Checkpoint directory .* exists and is not empty.*",
-    ".*resuming from a checkpoint that ended before the epoch ended.*",
 )
 
 

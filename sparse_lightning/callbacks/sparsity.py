@@ -19,7 +19,7 @@ from sparse_lightning.callbacks.gradients import needs_masked_gradients
 from sparse_lightning.callbacks.ranking import ranking_advice
 from sparse_lightning.callbacks.strategy import wrap_again
 from sparse_lightning.compaction.shrink import Shrink
-from sparse_lightning.compat.lightning import state_key
+from sparse_lightning.compat.lightning import make_loaders_again, state_key
 from sparse_lightning.compensation import Compensation
 from sparse_lightning.engine.configuration import Update
 from sparse_lightning.engine.first_masks import FirstMasks
@@ -124,6 +124,7 @@ class SparsityCallback(L.Callback):
         self.sparsifier.attach(pl_module, trainer.optimizers, int(steps) if 0 <= steps < math.inf else None)
         self._check_others(trainer)
         self._advise(trainer)
+        make_loaders_again(trainer)
         rank_zero_info(self.summary())
 
     def _prepare_shrink(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

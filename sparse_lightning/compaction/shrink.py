@@ -47,7 +47,7 @@ class Shrink:
             raise SparsityError(f"at_least={given!r} is out of range: pass a fraction of 0 or more, and below 1")
         multiple: object = self.multiple_of
         if not isinstance(multiple, int) or isinstance(multiple, bool) or self.multiple_of < 1:
-            raise SparsityError(f"multiple_of={multiple!r} is no number of rows: pass an integer of 1 or more")
+            raise SparsityError(f"multiple_of={multiple!r} does not count rows: pass an integer of 1 or more")
 
     def spare(self, kept: int, width: int) -> int:
         """Return how many pruned units stay beside those that are kept.

@@ -33,3 +33,16 @@ def started_processes(trainer: L.Trainer) -> list[Popen[bytes]]:
 def state_key(callback: L.Callback, **data: object) -> str:
     """Return the key of a callback's state in checkpoints: its class and data that tells instances apart."""
     return callback._generate_state_key(**data)
+
+
+def make_loaders_again(trainer: L.Trainer) -> None:
+    """Let loaders with a state be made again when training starts, if a run is resumed.
+
+    To count the steps of a run, Lightning makes its loaders before it has read their states from the checkpoint, and
+    does not give these to them any more: an epoch would begin anew in its middle.
+    """
+    loop = trainer.fit_loop
+    made = loop._combined_loader
+    if trainer.ckpt_path is not None and made is not None and made._state_dicts():
+        made.reset()
+        loop._combined_loader = None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sized
+from typing import Any, cast
 
 import lightning as L
+import torch
 from torch.utils.data import DataLoader, Dataset
 
+from sparse_lightning.data.resumable import ResumableLoader, Shuffled
 from sparse_lightning.errors import ConfigError
 
 
 class TwoSets(L.LightningDataModule):
     """A data module of two data sets.
 
-    Subclasses implement `sets`. The training set is shuffled by torch's global generator, so its order depends on the
-    seed of the run only.
+    Subclasses implement `sets`. The order of the training set depends on the seed of the run and on the epoch only, and
+    a run that is resumed within an epoch continues with the batches that it had left.
 
     Args:
         batch_size: examples in a batch.
@@ -58,4 +61,6 @@ class TwoSets(L.LightningDataModule):
         found = self._sets[which]
         # Passed by name: with several processes Lightning builds the loader again, with arguments of its own.
         options: dict[str, Any] = {"batch_size": self.batch_size, "num_workers": self.num_workers}
-        return DataLoader(found, shuffle=shuffle, drop_last=shuffle, **options)
+        if shuffle:
+            options |= {"sampler": Shuffled(cast(Sized, found), torch.initial_seed()), "drop_last": True}
+        return ResumableLoader(found, generator=torch.Generator(), **options)

@@ -1,0 +1,81 @@
+"""A loader that continues within an epoch: its order depends on the seed and the epoch only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch.utils.data import DataLoader, Sampler
+
+
+class Shuffled(Sampler[int]):
+    """All indices of a data set, in another order in each epoch.
+
+    Lightning tells a sampler the epoch, and in several processes replaces it by one that does the same.
+
+    Args:
+        data: what is indexed.
+        seed: of the orders.
+
+    Example:
+        >>> order = Shuffled(range(5), seed=0)
+        >>> first = list(order)
+        >>> order.set_epoch(1)
+        >>> sorted(first) == sorted(order), first == list(order)
+        (True, False)
+    """
+
+    def __init__(self, data: Sized, seed: int) -> None:
+        self._data, self._seed, self.epoch = data, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[int]:
+        # Two numbers, so that the epochs of one seed are not those of the next.
+        made = torch.Generator().manual_seed(self._seed)
+        seeds = torch.randint(1 << 62, (self.epoch + 1,), generator=made)
+        yield from torch.randperm(len(self), generator=made.manual_seed(int(seeds[-1]))).tolist()
+
+
+class ResumableLoader(DataLoader[Any]):
+    """A DataLoader whose state is the epoch, and the number of its batches that were given.
+
+    After `load_state_dict` the iteration of that epoch starts behind these batches: they are read, and dropped. Global
+    random numbers are left as they are. An iteration begins with its first batch, when the sampler knows the epoch.
+    """
+
+    _given: int = 0
+    _loaded: dict[str, int] | None = None
+
+    @property
+    def _epoch(self) -> int:
+        return int(getattr(self.sampler, "epoch", 0))
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        loaded, self._loaded = self._loaded, None
+        if self.generator is not None:
+            self.generator.manual_seed(self._epoch)
+        batches = super().__iter__()
+        self._given = loaded["batches"] if loaded is not None and loaded["epoch"] == self._epoch else 0
+        if self._given:
+            with isolate_rng():
+                for _ in range(self._given):
+                    next(batches, None)
+        for batch in batches:
+            self._given += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch, and how many of its batches were given."""
+        return self._loaded or {"epoch": self._epoch, "batches": self._given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue behind the batches of a state."""
+        self._loaded = dict(state)
