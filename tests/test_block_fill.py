@@ -67,6 +67,34 @@ def test_elements_of_any_size_are_filled(dtype, length):
     assert torch.equal(values, wanted)
 
 
+@needs_compiler
+@given(
+    dtype=st.sampled_from([torch.int8, torch.bfloat16, torch.float32, torch.float64]),
+    length=st.sampled_from([1, 2, 3, 4, 8]),
+    columns=st.integers(1, 70),
+    data=st.data(),
+)
+def test_a_few_pruned_columns_are_filled_row_by_row(dtype, length, columns, data):
+    """Matrices one after the other, each with its own columns: a row knows those of the row before, or finds them."""
+    matrices, rows = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    few = st.sets(st.integers(0, columns - 1), max_size=max(1, columns // 6))
+    mask = torch.zeros(matrices, columns, dtype=torch.bool)
+    for i in range(matrices):
+        mask[i, sorted(data.draw(few))] = True
+    values = torch.randint(1, 100, (matrices, rows, columns, length)).to(dtype)
+    wanted = values.clone()
+    wanted[mask.unsqueeze(1).expand(-1, rows, -1)] = 0
+    strides = (rows * columns * length, 0, 0, columns * length, length, 1)
+    here = window(
+        0, Layout((matrices, 1, 1, rows, columns, length), strides), Layout((matrices, 1, columns)), (0, 1, 2)
+    )
+    threads = data.draw(st.integers(1, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "SMALL", 0 if threads > 1 else native.SMALL)
+        BlockFill([here], [values]).fill([values], pointers([values]), mask.flatten())
+    assert torch.equal(values, wanted)
+
+
 def many(n=6):
     """Parameters of several shapes and dtypes with a spec each, their table, and a mask."""
     dtypes = [torch.float32, torch.bfloat16]

@@ -19,7 +19,7 @@ struct Window {
 namespace {
 
 constexpr int64_t LINE = 64, PAGE = 4096, AHEAD = 4 * PAGE;
-constexpr int MOST_PAIRS = 32;
+constexpr int MOST_PAIRS = 32, MOST_LISTED = 512;
 
 // Reads a line of each page that is written a little later: finding where pages lie takes longer than writing them, and
 // stores wait for it one after another, prefetches do not. What lies outside of a tensor is never read.
@@ -84,12 +84,61 @@ bool and_row(char* weights, const uint8_t* pruned, const Pair& pair, int64_t siz
     }
 }
 
+// The few pruned blocks of a row, as of a matrix of which some columns are pruned: where its rows have the same values
+// of the mask, they are found once, and each row is written to instead of read and written as a whole.
+class FewPruned {
+public:
+    // Whether the row before had the same values of the mask, and one in eight of them or fewer are pruned.
+    bool are_known(const uint8_t* pruned, int64_t blocks) {
+        if (pruned != listed_) {
+            count_ = pruned == last_ ? list(pruned, blocks) : MANY;
+            listed_ = pruned == last_ ? pruned : nullptr;
+            last_ = pruned;
+        }
+        return count_ != MANY;
+    }
+
+    void zero(char* row, int64_t bytes) const {
+        switch (bytes) {
+            case 2: return zero_of<2>(row);
+            case 4: return zero_of<4>(row);
+            case 8: return zero_of<8>(row);
+            default:
+                for (int64_t i = 0; i < count_; i++) std::memset(row + blocks_[i] * bytes, 0, bytes);
+        }
+    }
+
+private:
+    static constexpr int64_t MANY = -1;
+
+    template <int BYTES>
+    void zero_of(char* row) const {
+        for (int64_t i = 0; i < count_; i++) std::memset(row + blocks_[i] * BYTES, 0, BYTES);
+    }
+
+    int64_t list(const uint8_t* pruned, int64_t blocks) {
+        int64_t total = 0, count = 0;
+        for (int64_t block = 0; block < blocks; block++) total += pruned[block];
+        if (total > std::min<int64_t>(MOST_LISTED, blocks / 8)) return MANY;
+        for (int64_t block = 0; count < total; block++) {
+            if (pruned[block]) blocks_[count++] = block;
+        }
+        return total;
+    }
+
+    const uint8_t *last_ = nullptr, *listed_ = nullptr;
+    int64_t count_ = MANY, blocks_[MOST_LISTED];
+};
+
 // The blocks of one row, by the fastest way that their strides allow.
-void fill_row(char* weights, const uint8_t* pruned, const Pair& pair, int64_t size, bool stream) {
+void fill_row(char* weights, const uint8_t* pruned, const Pair& pair, int64_t size, bool stream, FewPruned& few) {
     const int64_t bytes = pair.elements * size;
     const bool solid = pair.elements == 1 || pair.element_stride == size;
     const bool adjacent = solid && (pair.blocks == 1 || pair.block_stride == bytes);
-    if (adjacent && bytes < LINE && pair.mask_stride == 1 && and_row(weights, pruned, pair, size)) return;
+    if (adjacent && bytes < LINE && pair.mask_stride == 1) {
+        if (few.are_known(pruned, pair.blocks)) return few.zero(weights, bytes);
+        if (and_row(weights, pruned, pair, size)) return;
+    }
     for (int64_t block = 0; block < pair.blocks; block++) {
         if (!pruned[block * pair.mask_stride]) continue;
         char* begin = weights + block * pair.block_stride;
@@ -117,9 +166,10 @@ void fill_rows(char* weights, const uint8_t* mask, const Window& window, const P
         at += block[d] * pairs[d].block_stride + element[d] * pairs[d].element_stride;
         pruned += block[d] * pairs[d].mask_stride;
     }
+    FewPruned few;
     for (int64_t row = from; row < to; row++) {
         if (stream) find_pages(at, window.row_bytes);
-        fill_row(at, pruned, pairs[outer], window.size, stream);
+        fill_row(at, pruned, pairs[outer], window.size, stream, few);
         for (int d = outer - 1; d >= 0; d--) {
             at += pairs[d].element_stride;
             if (++element[d] < pairs[d].elements) break;
@@ -137,7 +187,7 @@ void fill_rows(char* weights, const uint8_t* mask, const Window& window, const P
 // Zeros the blocks where the mask is 1. A tensor at address 0 is passed over. Bytes are divided evenly among threads,
 // whatever windows they belong to.
 extern "C" void fill(const int64_t* addresses, const Window* windows, int64_t count, const Pair* pairs,
-                     const uint8_t* mask, int64_t total, int threads, int stream) {
+                     const uint8_t* mask, int64_t total, int stream, int threads) {
 #pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
     for (int thread = 0; thread < threads; thread++) {
         const int64_t begin = total * thread / threads, end = total * (thread + 1) / threads;

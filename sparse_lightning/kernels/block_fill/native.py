@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,8 @@ class NativeFill:
         self._tables = [_Table([w for w in windows if w.phase == phase], sizes) for phase in phases]
         self._pointers: Sequence[int] = ()
         self._addresses = torch.empty(0, dtype=torch.int64)
+        self._mask = 0
+        self._calls: list[Sequence[Any]] = []
 
     def fill(self, pointers: Sequence[int], mask: Tensor) -> None:
         """Zero the blocks where the flat mask is True.
@@ -63,8 +66,11 @@ class NativeFill:
         """
         if pointers is not self._pointers and pointers != self._pointers:
             self._pointers, self._addresses = pointers, torch.tensor(pointers, dtype=torch.int64)
-        for table in self._tables:
-            table.fill(self._kernel, self._addresses, mask)
+            self._mask = 0
+        if (at := mask.data_ptr()) != self._mask:
+            self._mask, self._calls = at, [table.arguments(self._addresses, at) for table in self._tables]
+        for table, arguments in zip(self._tables, self._calls, strict=True):
+            self._kernel(*arguments, table.threads())
 
 
 class _Table:
@@ -75,18 +81,21 @@ class _Table:
         self._count = len(rows)
         self._windows, self._pairs = (torch.tensor(table, dtype=torch.int64) for table in (rows, pairs))
 
-    def fill(self, kernel: Callable[..., None], addresses: Tensor, mask: Tensor) -> None:
-        threads = torch.get_num_threads() if self._total > SMALL else 1
-        kernel(
+    def arguments(self, addresses: Tensor, mask: int) -> Sequence[Any]:
+        """Return what the kernel is called with, but for the threads: the same at each step between two updates."""
+        return (
             ctypes.c_void_p(addresses.data_ptr()),
             ctypes.c_void_p(self._windows.data_ptr()),
             ctypes.c_int64(self._count),
             ctypes.c_void_p(self._pairs.data_ptr()),
-            ctypes.c_void_p(mask.data_ptr()),
+            ctypes.c_void_p(mask),
             ctypes.c_int64(self._total),
-            ctypes.c_int(threads),
             ctypes.c_int(self._total >= LARGE),
         )
+
+    def threads(self) -> int:
+        """Return how many threads fill the windows."""
+        return torch.get_num_threads() if self._total > SMALL else 1
 
 
 def _rows(windows: Sequence[Window], sizes: Sequence[int]) -> tuple[list[list[int]], list[list[int]], int]:
