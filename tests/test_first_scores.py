@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from small_nets import Net, batches
@@ -23,6 +25,7 @@ from sparse_lightning import (
     Wanda,
 )
 from sparse_lightning.criteria import Fisher
+from sparse_lightning.flow import finite
 
 TILES = [Blocks(["up.weight", "down.weight"], (4, 4))]
 
@@ -163,3 +166,17 @@ def test_a_criterion_of_weights_works_for_both_in_a_gan():
     ours = Sparsifier(Blocks("*.weight", (4, 4)), Constant(0.5, end=50), "magnitude", update_every=1)
     adversarial(pair, [ours])
     assert ours.sparsity() == 0.5
+
+
+@pytest.mark.parametrize("small", [0, finite.SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("odd", [None, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_that_are_not_finite_are_found_in_small_and_in_large_tensors(small, odd, dtype, monkeypatch):
+    monkeypatch.setattr(finite, "SMALL", small)
+    values = torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min, 0.0], dtype=dtype).repeat(5)
+    if odd is not None:
+        values[7] = odd
+    for shaped in (values, values.view(3, 5).t(), values[7].expand(4)):
+        assert bool(finite.all_finite([shaped])) == (odd is None)
+    assert bool(finite.all_finite([values, torch.ones(2)])) == (odd is None)
+    assert bool(finite.all_finite([torch.empty(0)]))

@@ -50,7 +50,7 @@ def test_exactly_the_highest_are_kept_and_the_lower_index_among_equals(select, c
 
 @needs_native
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("shape", [(1, 70_001), (2, 3, 20_000)])
+@pytest.mark.parametrize("shape", [(1, 70_001), (2, 3, 20_000), (20, 2048), (9, 2049), (40, 16)])
 def test_many_scores_give_the_mask_of_a_sort_with_any_number_of_threads(shape, threads):
     generator = torch.Generator().manual_seed(threads)
     scores = torch.randn(shape, generator=generator)

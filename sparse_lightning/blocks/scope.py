@@ -274,7 +274,8 @@ class SparseScope(ScopeIndex):
             raise SparsityError(
                 f"nnz of dtype {keep.dtype} for {self}: it is a number of blocks, so it must be an integer"
             )
-        if keep.numel() and not (int(keep.min()) >= 0 and int(keep.max()) <= n):
+        least, most = keep.aminmax() if keep.numel() else (torch.tensor(0), torch.tensor(n))
+        if least < 0 or most > n:
             raise SparsityError(f"nnz={nnz} is out of range for {self}: each scope can keep from 0 to {n} blocks")
         return keep.expand(self.grid_shape)
 

@@ -1,5 +1,5 @@
 // The k highest scores of each row: a histogram of the leading bits finds the bin of the lowest score that is kept, the
-// scores of that bin alone are searched, and one pass compares all scores with it.
+// scores of that bin alone are searched, and one pass compares all scores with it. Short rows are one bin.
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -9,6 +9,7 @@ namespace {
 
 constexpr int BITS = 11, SHIFT = 32 - BITS;  // 2048 counters fit into the L1 cache
 constexpr int64_t BINS = int64_t(1) << BITS;
+constexpr int64_t SHORT = BINS;  // scores of a row up to which all are searched: clearing counters would take longer
 
 // Unsigned integers in the order of the floats: zeros are equal, and NaN is lowest.
 inline uint32_t key_of(uint32_t bits) {
@@ -24,6 +25,11 @@ struct Piece {
     std::vector<int64_t> counts;
     std::vector<uint32_t> bin;  // keys of the bin with the lowest score that is kept
     int64_t ties = 0;           // equal to that score, to be kept: the first ones
+
+    void take_all(const uint32_t* row) {
+        bin.resize(end - begin);
+        std::transform(row + begin, row + end, bin.begin(), key_of);
+    }
 
     void count(const uint32_t* row) {
         counts.assign(4 * BINS, 0);  // four counters each: neighbours with one key would wait for each other
@@ -59,6 +65,7 @@ void select_row(const uint32_t* row, int64_t length, int64_t keep, bool* mask, i
         std::fill(mask, mask + length, keep <= 0);
         return;
     }
+    if (length <= SHORT) threads = 1;
     std::vector<Piece> pieces(threads);
     for (int t = 0; t < threads; t++) pieces[t] = {length * t / threads, length * (t + 1) / threads, {}, {}, 0};
     const auto each = [&](const auto& action) {
@@ -66,16 +73,20 @@ void select_row(const uint32_t* row, int64_t length, int64_t keep, bool* mask, i
 #pragma omp parallel for num_threads(threads) schedule(static)
         for (int t = 0; t < threads; t++) action(pieces[t]);
     };
-    each([&](Piece& piece) { piece.count(row); });
     int64_t left = keep;  // to be kept of the bin
-    uint32_t wanted = BINS - 1;
-    for (;; wanted--) {
-        int64_t count = 0;
-        for (const Piece& piece : pieces) count += piece.counts[wanted];
-        if (count >= left) break;
-        left -= count;
+    if (length <= SHORT) {
+        pieces[0].take_all(row);
+    } else {
+        each([&](Piece& piece) { piece.count(row); });
+        uint32_t wanted = BINS - 1;
+        for (;; wanted--) {
+            int64_t count = 0;
+            for (const Piece& piece : pieces) count += piece.counts[wanted];
+            if (count >= left) break;
+            left -= count;
+        }
+        each([&](Piece& piece) { piece.collect(row, wanted); });
     }
-    each([&](Piece& piece) { piece.collect(row, wanted); });
     std::vector<uint32_t> all;
     for (const Piece& piece : pieces) all.insert(all.end(), piece.bin.begin(), piece.bin.end());
     std::nth_element(all.begin(), all.begin() + (left - 1), all.end(), std::greater<uint32_t>());

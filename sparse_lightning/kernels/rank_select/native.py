@@ -12,17 +12,20 @@ from sparse_lightning.kernels.native import library
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
-LARGE = 1 << 15
+WORTH = 1 << 9
 """Scores from which on the kernel is worth building, which takes about two seconds per machine."""
 
-LONG = 1 << 11
-"""Scores of a row from which on its histogram costs less than sorting it."""
+LONG = 1 << 4
+"""Scores of a row from which on searching them costs less than sorting them."""
+
+SMALL = 1 << 14
+"""Scores up to which one thread is faster than waking others."""
 
 
 def takes(scores: Tensor) -> bool:
     """Whether the kernel is worth running on these scores, and can be built on this machine."""
     fits = scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.ndim > 0
-    return fits and scores.numel() >= LARGE and scores.shape[-1] >= LONG and library(SOURCE) is not None
+    return fits and scores.numel() >= WORTH and scores.shape[-1] >= LONG and library(SOURCE) is not None
 
 
 def rank_select(scores: Tensor, keep: Tensor) -> Tensor:
@@ -38,6 +41,6 @@ def rank_select(scores: Tensor, keep: Tensor) -> Tensor:
         ctypes.c_void_p(mask.data_ptr()),
         ctypes.c_int64(scores.numel() // length),
         ctypes.c_int64(length),
-        ctypes.c_int(torch.get_num_threads()),
+        ctypes.c_int(torch.get_num_threads() if scores.numel() > SMALL else 1),
     )
     return mask
