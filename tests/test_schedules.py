@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from sparse_lightning.engine.position import Position
 from sparse_lightning.errors import SparseLightningError, SparsityError
 from sparse_lightning.schedules import (
     Constant,
@@ -119,6 +120,16 @@ def test_updates_come_every_so_many_steps(case, every):
     begin, end = schedule.span
     updates = [step for step in steps if schedule.is_update(step, every)]
     assert updates == sorted({*range(begin, end + 1, every), end})
+
+
+@given(resolved(), st.integers(1, 30), st.lists(st.integers(0, 300), max_size=8))
+def test_a_position_knows_the_updates_of_its_schedule_wherever_it_moves(case, every, jumps):
+    """It asks for many steps ahead: what it knows must hold in order, backwards and after jumps."""
+    schedule, steps = case
+    position = Position(schedule, every, None)
+    for step in [*steps, *reversed(steps), *jumps]:
+        position.step = step
+        assert position.is_due() == schedule.is_update(step, every)
 
 
 @given(resolved(), st.one_of(st.none(), TOTALS))

@@ -17,6 +17,7 @@ from torch import nn
 
 import sparse_lightning as sl
 from sparse_lightning import Coupled, Cubic, Heads, Magnitude, Neurons, Shrink, Sparsifier
+from sparse_lightning.compaction import kept_indices
 from sparse_lightning.compaction.kept_indices import KeptIndices, change
 from sparse_lightning.compaction.shrunk_model import ShrunkModel
 from sparse_lightning.errors import CheckpointError, PatternError, SparseLightningError, SparsityError
@@ -640,6 +641,17 @@ def test_units_that_are_whole_rows_can_always_be_cut(case):
     found = cut_layout(Layout.of(tensor), Layout.of(tensor), kept, left.layout)
     assert found is not None
     assert torch.equal(found.layout.on(left.cut(tensor)), tensor[np.ix_(*kept)])
+
+
+@given(bases())
+def test_columns_of_a_large_matrix_are_cut_as_those_of_a_small_one(case):
+    tensor, kept = case
+    left = KeptIndices.of(tensor.shape, kept, KeptIndices.whole(tensor).order)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_indices, "LARGE", 0)
+        found = left.cut(tensor)
+    assert torch.equal(found, tensor[np.ix_(*kept)])
+    assert found.stride() == left.cut(tensor).stride()
 
 
 @given(bases(), st.data())

@@ -99,12 +99,13 @@ class LocalBlocks:
     def some_hold_weights(self, grid: Tensor, most: int) -> bool:
         """Whether one of some blocks is not zero: of those that a grid marks, about this many in each region."""
         for region in self.regions:
-            marked = _from_grid(region, grid.detach().to(self.tensors[0].device)[_slices(region)]).nonzero()
-            some = marked[:: max(1, len(marked) // most)]
-            window = self.windows(region)[0]
-            blocks = window.permute(*range(0, window.ndim, 2), *range(1, window.ndim, 2))
-            if blocks[some.unbind(1)].any():
-                return True
+            is_whole = covers(region, self.grid_shape)
+            here = grid.reshape(region.counts) if is_whole else _from_grid(region, grid[_slices(region)])
+            marked, window = here.nonzero(), region.windows[0].on(self.tensors[0])
+            # One after another: the first that is not zero tells, and gathering a few costs more than reading them.
+            for block in marked[:: max(1, len(marked) // most)].tolist():
+                if window[tuple(at for i in block for at in (i, slice(None)))].any():
+                    return True
         return False
 
     def fill_(self, mask: Tensor) -> None:

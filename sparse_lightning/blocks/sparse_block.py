@@ -308,7 +308,8 @@ class SparseBlock(ABC):
         """Return a grid of this block as the grid of one of its specs."""
         if tuple(grid.shape) != self.grid_shape:
             raise LayoutError(f"values of shape {tuple(grid.shape)} do not fit the grid {self.grid_shape} of {self}")
-        return grid.permute(inverse(self.order_of(spec)))
+        order = self.order_of(spec)
+        return grid if order == tuple(range(grid.ndim)) else grid.permute(inverse(order))
 
     def _in_order_of(self, spec: BlockSpec, rectangle: tuple[slice, ...]) -> list[slice]:
         return list(permuted(rectangle, inverse(self.order_of(spec))))

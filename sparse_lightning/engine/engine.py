@@ -167,15 +167,15 @@ class Engine:
 
     def update(self, optimizer: Optimizer | None) -> None:
         """Update the masks where the schedule has an update; None means all optimizers."""
-        if self._leader() in self._weights.members.chosen(optimizer):
+        chosen = self._weights.members.chosen(optimizer)
+        if self._leader() in chosen:
             self._look_for_others()
-        self._update(optimizer)
+        self._update(chosen)
 
     def _leader(self) -> Optimizer | None:
         return self._weights.members.leader()
 
-    def _update(self, optimizer: Optimizer | None) -> None:
-        chosen = self._weights.members.chosen(optimizer)
+    def _update(self, chosen: Sequence[Optimizer]) -> None:
         if self._leader() in chosen:
             at = self.position
             if at.is_due():
@@ -183,7 +183,7 @@ class Engine:
             elif at.is_observed(self.scoring.observation):
                 self._start_observation()
                 self.scoring.observe(at.step, at.target, self._live_masks() if self._buffer.is_held else {})
-        self._prepared.update(id(o) for o in chosen)
+        self._prepared.update(map(id, chosen))
 
     def mask_gradients(self, optimizer: Optimizer | None) -> None:
         """Zero the pruned blocks of the gradients that an optimizer, or all of them, will read."""
@@ -220,7 +220,7 @@ class Engine:
             warn_of_zeros(self.scopes)
         self._starts_dense = False
         self._others.before_step()
-        if self.position.is_due() and self._buffer.is_pruned:
+        if self._buffer.is_pruned and self.position.is_due():
             self._others.before_update()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -228,7 +228,7 @@ class Engine:
             return
         self._grown.after_step(optimizer)
         if id(optimizer) not in self._prepared:
-            self._update(optimizer)
+            self._update(self._weights.members.chosen(optimizer))
         self._prepared.discard(id(optimizer))
         for scope in self._weights.members.of(optimizer)[0] if self._acts_after_steps else []:
             self.configuration.method.after_step(scope.scope, scope.memory)
@@ -240,7 +240,7 @@ class Engine:
             at.step += 1
             self._others.reset()
             self.scoring.at_step(at.step, at.is_owed)
-            if at.step == at.schedule.span[1] + 1 and not at.is_owed:
+            if at.step == at.end + 1 and not at.is_owed:
                 self.scoring.forget_state()  # so that checkpoints do not hold a value for each block from here on
             self._shrink()
 
@@ -309,7 +309,7 @@ class Engine:
     def finish(self) -> str | None:
         """Make the last update of the schedule if it is due now; return by how much the final target is missed."""
         self._adapters.check()
-        if self.position.step >= self.position.schedule.span[1] and self.position.is_due():
+        if self.position.step >= self.position.end and self.position.is_due():
             self.update_now()
         return self.position.shortfall()
 

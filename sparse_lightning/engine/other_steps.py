@@ -5,10 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from torch import Tensor
 from torch.optim import Optimizer
 
-from sparse_lightning.blocks.sparse_block import SparseBlock
 from sparse_lightning.compat.torch import version
 from sparse_lightning.engine.masked_scope import MaskedScope
 from sparse_lightning.errors import SparseLightningError
@@ -17,9 +15,8 @@ _CHANGES = 4
 """How many changes of a weight without a step of an attached optimizer are steps of another one: loading weights and
 swapping in an average are fewer."""
 
-
 _SOME = 4
-"""How many pruned blocks of a scope are read: such a step changes all that have a gradient."""
+"""How many pruned blocks of a parameter are read: such a step changes all that have a gradient."""
 
 
 def check_held(optimizers: Sequence[Optimizer], scopes: Sequence[MaskedScope]) -> None:
@@ -37,16 +34,12 @@ def check_held(optimizers: Sequence[Optimizer], scopes: Sequence[MaskedScope]) -
     )
 
 
-def _some_hold_weights(block: SparseBlock, mask: Tensor) -> bool:
-    """Whether one of some pruned blocks is not zero in the part that this process holds; nothing is communicated."""
-    return any(spec.part().some_hold_weights(block.grid_of(spec, mask), _SOME) for spec in block.blocks())
-
-
 class OtherSteps:
     """Warns once if weights are changed by steps of an optimizer that is not attached.
 
     At an update, a pruned block that is not zero was changed after the last step of an attached optimizer: some of one
-    scope are read at each update, of the next one at the next. Without such steps, the version of one weight tells.
+    parameter are read at each update, of the next one at the next; nothing is communicated. Without such steps, the
+    version of one weight tells.
 
     Args:
         scopes: what is attached.
@@ -55,7 +48,9 @@ class OtherSteps:
     def __init__(self, scopes: Sequence[MaskedScope]) -> None:
         self._scopes, self._turn = list(scopes), 0
         # Blocks of single weights would need a number for each weight.
-        self._in_blocks = [scope for scope in scopes if scope.live.numblk() < scope.live.numel()]
+        in_blocks = [scope for scope in scopes if scope.live.numblk() < scope.live.numel()]
+        pairs = [(scope, name, block) for scope in in_blocks for name, block in scope.live_blocks.items()]
+        self._read = [(scope, name, block, spec) for scope, name, block in pairs for spec in block.blocks()]
         self._first = scopes[0].parameters()[0]
         self._has_warned, self._is_stepped = False, False
         self._version, self._changes = version(self._first), 0
@@ -65,11 +60,11 @@ class OtherSteps:
         self._version, self._changes, self._is_stepped = version(self._first), 0, True
 
     def before_update(self) -> None:
-        """Look at the pruned blocks of one scope, before an update changes them."""
-        if self._in_blocks and not self._has_warned:
-            scope = self._in_blocks[self._turn % len(self._in_blocks)]
+        """Look at the pruned blocks of one parameter, before an update changes them."""
+        if self._read and not self._has_warned:
+            scope, name, block, spec = self._read[self._turn % len(self._read)]
             self._turn += 1
-            if any(_some_hold_weights(block, scope.live_masks[name]) for name, block in scope.live_blocks.items()):
+            if spec.part().some_hold_weights(block.grid_of(spec, scope.live_masks[name]), _SOME):
                 self._warn(f"pruned blocks of {scope.name} are not zero")
 
     def before_step(self) -> None:

@@ -10,6 +10,9 @@ from sparse_lightning.engine.observation import Observation
 from sparse_lightning.engine.shortfall import shortfall
 from sparse_lightning.schedules import Schedule
 
+AHEAD = 64
+"""Steps for which a schedule is asked at once: at each step it would find its code out of the cache."""
+
 
 class Position:
     """The position of a run in its schedule.
@@ -20,6 +23,7 @@ class Position:
         total_steps: the planned length of the run; None if unknown.
 
     Attributes:
+        end: the last step of the schedule with an update.
         step: the number of optimizer steps made.
         last_update: the record of the last update.
         is_owed: whether an update was due and could not be made.
@@ -37,7 +41,9 @@ class Position:
 
     def __init__(self, schedule: Schedule, update_every: int, total_steps: int | None) -> None:
         self.schedule, self._update_every, self._total_steps = schedule, update_every, total_steps
+        self.end = schedule.span[1]
         self.step, self.last_update = 0, NEVER
+        self._clear = range(0)
         self._observed = NEVER.step
         self.is_owed = self._joined_late = False
 
@@ -49,12 +55,12 @@ class Position:
     @property
     def final_target(self) -> float:
         """The target sparsity at the end of the schedule."""
-        return self.schedule(self.schedule.span[1])
+        return self.schedule(self.end)
 
     @property
     def is_past_end(self) -> bool:
         """Whether the last step of the schedule is made."""
-        return self.step > self.schedule.span[1]
+        return self.step > self.end
 
     @property
     def starts_at_final(self) -> bool:
@@ -66,7 +72,16 @@ class Position:
         """Whether this step has an update that is not made yet."""
         if self.last_update.step == self.step:
             return False  # the step after this update was skipped, as a GradScaler does: it is not repeated
-        return self.is_owed or self.schedule.is_update(self.step, self._update_every)
+        return self.is_owed or self._has_update()
+
+    def _has_update(self) -> bool:
+        """Whether the schedule has an update at this step. `_clear` are steps that are known to have none."""
+        if self.step in self._clear:
+            return False
+        ahead = range(self.step, self.step + AHEAD)
+        found = next((i for i in ahead if self.schedule.is_update(i, self._update_every)), ahead.stop)
+        self._clear = range(self.step, found)
+        return found == self.step
 
     def is_observed(self, observation: Observation | None) -> bool:
         """Whether the criterion observes this step: until the last update, and not twice where a step is repeated."""
