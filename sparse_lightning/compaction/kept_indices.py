@@ -15,6 +15,9 @@ from sparse_lightning.layout import Layout
 from sparse_lightning.layout.cutting import Indices
 from sparse_lightning.layout.permutation import inverse, permuted
 
+LARGE = 1 << 18
+"""Elements of a matrix from which on gathering its columns takes less time than selecting them."""
+
 
 @dataclass(frozen=True, eq=False)
 class KeptIndices:
@@ -90,7 +93,7 @@ class KeptIndices:
         small = whole
         for dim, own in enumerate(self.kept):
             if own is not None:
-                small = small.index_select(dim, self._index(dim, whole.device))
+                small = _selected(small, dim, self._index(dim, whole.device))
         return small if small is whole else self._in_order(small)
 
     def widened(self, small: Tensor, rest: Tensor | None = None) -> Tensor:
@@ -139,6 +142,13 @@ def order_of(tensor: Tensor) -> tuple[int, ...]:
     """
     strides = tensor.stride()
     return tuple(sorted(range(tensor.ndim), key=lambda d: (-strides[d], d)))
+
+
+def _selected(tensor: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Return some indices of a dimension. Columns of a large matrix are gathered by all threads, selected by one."""
+    if dim == tensor.ndim - 1 and dim > 0 and tensor.numel() >= LARGE:
+        return tensor.gather(dim, index.expand(*tensor.shape[:-1], len(index)))
+    return tensor.index_select(dim, index)
 
 
 @lru_cache(maxsize=4096)
