@@ -11,7 +11,7 @@ from sparse_lightning.engine.shortfall import shortfall
 from sparse_lightning.schedules import Schedule
 
 AHEAD = 64
-"""Steps for which a schedule is asked at once: at each step it would find its code out of the cache."""
+"""Steps whose updates a schedule computes at once: one by one it would find its code out of the caches."""
 
 
 class Position:
