@@ -15,8 +15,9 @@ from sparse_lightning import Cubic
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 sys.path[:0] = [str(FOLDER / "peers"), str(FOLDER)]
 
+import cost  # noqa: E402
 from catalog import MODULES  # noqa: E402
-from cost_page import whole_run  # noqa: E402
+from cost_page import whole_run, with_runs  # noqa: E402
 from mask_loop import MaskLoop  # noqa: E402
 from ours import Ours, OursMagnitude  # noqa: E402
 from page import Plot, Table  # noqa: E402
@@ -175,3 +176,20 @@ def test_the_figures_of_the_readme_are_those_of_the_results():
     assert len(rows) > 4
     assert all(row in whole.splitlines() for row in rows)
     assert (ROOT / shown.partition("](")[2].partition(")")[0]).is_file()
+
+
+def test_whole_runs_of_libraries_are_those_that_pages_show(tmp_path, monkeypatch):
+    monkeypatch.setattr(cost, "SIZES", [cost.Size(3 * 64 * 64, 3, batch=4), cost.Size(10**7, 1000)])
+    monkeypatch.setattr(cost, "PATTERNS", ("4×4",))
+    [measurement] = cost.runs([Peer, OursMagnitude, MaskLoop, TorchAO])
+    results = Results(tmp_path / "measurements.jsonl")
+    results.start(RUN)
+    values = results.add(measurement, facts(1)).values
+    assert list(values) == [OursMagnitude.name, MaskLoop.name]
+    assert all(ratio > 0 for ratio in values.values())
+    held = {"update": 0.5, "step held": 1.1, "checkpoint held": 1.0}
+    for library in (MaskLoop.name, TorchAO.name):
+        results.add(Measurement("cost", {**measurement.case, "library": library}, lambda: held), facts(1))
+    found = with_runs(results.of("cost"), results.of("runs"))
+    assert whole_run(found[0].values) == values[MaskLoop.name], "it was timed"
+    assert whole_run(found[1].values) == pytest.approx(1.1 + 0.03 * 0.5), "it was added up"

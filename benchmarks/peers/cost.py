@@ -1,4 +1,4 @@
-"""Question 1: what does training cost? The time of a step over dense, of an update, memory and checkpoints."""
+"""Question 1: what does training cost? The time of a step over dense, of an update, of runs; memory, checkpoints."""
 
 from __future__ import annotations
 
@@ -48,9 +48,11 @@ SIZES = [
 ]
 PATTERNS = ("1×1", "32×32", "2:4", "units", "4×4")
 
-WHOLE = {"2:4": 1, "units": 3}
-"""Patterns whose runs are timed as a whole, in models of few tensors: steps of a run differ more than a sum can say.
-Of units, the median of three runs: how fast a smaller model is depends on where its weights are in memory."""
+MOST_STEPS = 100_000_000
+"""Weights times tensors of the models whose runs are timed as a whole: those of larger ones take too long."""
+
+RUNS_OF = ("mask loop by hand", "Torch-Pruning")
+"""Other libraries whose runs are timed as a whole: the cheapest ones."""
 
 
 def cases(kinds: list[type[Peer]]) -> Iterator[tuple[type[Peer], Size, str, Case]]:
@@ -68,6 +70,16 @@ def measurements(kinds: list[type[Peer]]) -> Iterator[Measurement]:
     for kind, size, pattern, case in cases(kinds):
         if kind is not Peer:
             yield Measurement("cost", case, partial(measured, kind, size, pattern))
+
+
+def runs(kinds: list[type[Peer]]) -> Iterator[Measurement]:
+    """Whole runs of ours and of the cheapest others, in turn."""
+    compared = [kind for kind in kinds if kind.name in RUNS_OF or "sparse_light" in kind.name]
+    for size in [size for size in SIZES if size.weights * size.tensors <= MOST_STEPS]:
+        for pattern in PATTERNS:
+            able = [kind for kind in compared if kind.can(pattern)]
+            case = {"pattern": pattern, "weights": size.weights, "tensors": size.tensors}
+            yield Measurement("runs", case, partial(whole_runs, able, size, pattern))
 
 
 def memory(kinds: list[type[Peer]]) -> Iterator[Measurement]:
@@ -98,9 +110,6 @@ def measured(kind: type[Peer], size: Size, pattern: str) -> dict[str, float]:
         steps["update"] = first_update(kind, size, plan("once", DENSE_STEPS), stacks["dense"])
     check(stacks["held"].peer, stacks["held"].peer.finish())
     found = {"update": max(0.0, steps["update"] - steps["held"]), **shrunk(stacks["held"], stacks["dense"], size)}
-    if pattern in WHOLE and size.weights * size.tensors <= 100_000_000:
-        runs = [whole_run(kind, size, plan("cubic"), stacks["dense"]) for _ in range(WHOLE[pattern])]
-        found["run"] = statistics.median(runs)
     stacks.clear()
     gc.collect()
     for name in rhythms:
@@ -120,22 +129,33 @@ def shrunk(pruned: Stack, dense: Stack, size: Size) -> dict[str, float]:
     return {"step small": step, "removal": seconds / statistics.median(timed(dense.step) for _ in range(3))}
 
 
-def whole_run(kind: type[Peer], size: Size, plan: Plan, dense: Stack) -> float:
-    """The time of all steps of a run with a ramp, relative to as many dense steps that are made in turn with them.
+def whole_runs(kinds: list[type[Peer]], size: Size, pattern: str) -> dict[str, float]:
+    """The time of all steps of a run with a ramp, by library, relative to as many dense steps.
 
-    Units are removed after the last update where a library does not remove them by itself.
+    All make each step in turn, so that the speed of the machine is the same for them. Units are removed after the last
+    update where a library does not remove them by itself.
     """
-    stack = Stack(kind, size.weights, size.tensors, plan, size.batch)
+    plan = Plan(pattern, SPARSITY.get(pattern, 0.75), 1000)
+    stacks = {kind.name: Stack(kind, size.weights, size.tensors, plan, size.batch) for kind in [Peer, *kinds]}
     last = max(step for step in range(plan.steps) if plan.target(step) is not None)
-    spent = {"dense": 0.0, "run": 0.0}
+    spent = dict.fromkeys(stacks, 0.0)
+    gc.collect()
+    gc.freeze()  # a collection of all that was imported would be added to the library at whose step it happens
     for step in range(plan.steps):
-        spent["dense"] += timed(dense.step)
-        begin = time.perf_counter()
-        stack.step()
-        if step == last and plan.pattern == "units":
-            stack.peer = stack.peer.shrunk() or stack.peer
-        spent["run"] += time.perf_counter() - begin
-    return spent["run"] / spent["dense"]
+        for name in in_turn(list(stacks), step):
+            begin = time.perf_counter()
+            stacks[name].step()
+            if step == last and pattern == "units":
+                stacks[name].peer = stacks[name].peer.shrunk() or stacks[name].peer
+            spent[name] += time.perf_counter() - begin
+    gc.unfreeze()
+    return {name: round(seconds / spent[Peer.name], 4) for name, seconds in spent.items() if name != Peer.name}
+
+
+def in_turn(names: list[str], step: int) -> list[str]:
+    """The order of a step: each is first in turn."""
+    first = step % len(names)
+    return names[first:] + names[:first]
 
 
 def first_update(kind: type[Peer], size: Size, plan: Plan, dense: Stack) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
 from cost import PATTERNS
 from growth import exponent
@@ -24,9 +25,10 @@ model from there on: its step is in brackets, and the call is part of **run**. T
 smaller, and of Lightning and nvidia-modelopt, is the first one. Checkpoints with `shrink` are those of the whole model,
 which load into it.
 
-Runs of 2:4 and units in 10 and 100 tensors are timed as a whole for ours, the loop by hand and Torch-Pruning. All
-others are added up from the other columns: those of Torch-Pruning and of `shrink` as if all steps were the last ones,
-and those of our defaults in 2:4 without the inputs of layers that they observe before updates."""
+Runs of ours, of the loop by hand and of Torch-Pruning in 10 and 100 tensors of up to 10 M weights are timed as a whole:
+all libraries of a table make each of the 1,000 steps in turn, beside the dense model. All others are added up from the
+other columns: those of Torch-Pruning and of `shrink` as if all steps were the last ones, and those of our defaults in
+2:4 without the inputs of layers that they observe before updates."""
 
 GROWTH_TEXT = """# How the cost grows
 
@@ -52,6 +54,16 @@ def cost_page(records: list[Record], memory: list[Record], facts: list[str]) -> 
         title = f"{pattern}, {weights / 1e6:g} M weights in {tensors} tensors"
         tables.append(Table(title, headings, [cost_row(record, peaks) for record in sorted(here, key=order)]))
     return Page("cost", TEXT, facts, tables, [])
+
+
+def with_runs(records: list[Record], runs: list[Record]) -> list[Record]:
+    """The records of costs, with the cost of a run where it was timed as a whole."""
+    timed = {key_of(run, library): ratio for run in runs for library, ratio in run.values.items()}
+    return [
+        replace(record, values={**record.values, "run": timed[key]}) if key in timed else record
+        for record in records
+        for key in [key_of(record, record.case["library"])]
+    ]
 
 
 def key_of(record: Record, library: str) -> tuple[str, int, int, str]:

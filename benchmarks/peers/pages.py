@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cost_page import cost_page, dearer, growth_page, speed_page
+from cost_page import cost_page, dearer, growth_page, speed_page, with_runs
 from page import Page, Table
 from quality_page import parts_page, quality_page, verdicts
 from results import Results
@@ -88,7 +88,7 @@ def pages(results: Results) -> list[Page]:
             continue
         facts = facts_of(results, question)
         if question == "cost":
-            made.append(cost_page(records, results.of("memory"), facts))
+            made.append(cost_page(with_runs(records, results.of("runs")), results.of("memory"), facts))
         else:
             make = {"quality": quality_page, "parts": parts_page, "speed": speed_page, "growth": growth_page}[question]
             made.append(make(records, facts))
@@ -101,13 +101,13 @@ def index(results: Results, made: list[Page]) -> Page:
     absent = [f"Not measured: {text}." for name, text in QUESTIONS.items() if name not in [p.name for p in made]]
     tables: list[Table] = [verdicts(results.of("quality"))] if results.of("quality") else []
     if results.of("cost"):
-        tables.append(dearer(results.of("cost")))
+        tables.append(dearer(with_runs(results.of("cost"), results.of("runs"))))
     return Page("README", TEXT, [*links, *absent], tables, [])
 
 
 def facts_of(results: Results, question: str) -> list[str]:
     """What the figures of a question depend on."""
-    records = results.of(question)
+    records = [*results.of(question), *(results.of("runs") if question == "cost" else [])]
     dates = sorted({record.facts["date"] for record in records})
     commits = list(dict.fromkeys(record.facts["commit"] for record in records))
     threads = sorted({record.facts["threads"] for record in records})
@@ -115,7 +115,7 @@ def facts_of(results: Results, question: str) -> list[str]:
     seeds = sorted({record.case["seed"] for record in records if "seed" in record.case})
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     used = f"{' and '.join(map(str, threads))} {'thread' if threads == [1] else 'threads'} in use"
-    asked = "quality" if question == "parts" else question
+    asked = {"parts": "quality", "cost": "cost runs"}.get(question, question)
     data = " --encoder FOLDER --texts FILE" if seeds else ""
     found = [
         f"{len(records)} measurements of {when}, commits {', '.join(commits)}.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from sparse_lightning import Cubic
 
@@ -43,5 +44,10 @@ class Plan:
         """The sparsity of the update that is due at a step; None for none."""
         if self.rhythm != "cubic":
             return self.sparsity if self.rhythm == "always" or step == self.first else None
+        return self._ramp.get(step)
+
+    @cached_property
+    def _ramp(self) -> dict[int, float]:
+        """The sparsity of each update of a ramp: computed once, so that no step is charged with it."""
         ramp = Cubic(self.sparsity, BEGIN, END).resolve(self.steps)
-        return ramp(step) if ramp.is_update(step, self.every) else None
+        return {step: ramp(step) for step in range(self.steps) if ramp.is_update(step, self.every)}

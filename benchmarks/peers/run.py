@@ -30,7 +30,7 @@ import torch
 from peer import Peer
 from results import Measurement, Results, facts, machine
 
-QUESTIONS = ("memory", "cost", "growth", "speed", "quality")
+QUESTIONS = ("memory", "cost", "runs", "growth", "speed", "quality")
 """Memory first: it is that of forks, which must not be made after threads were started."""
 FILE = Path("docs/results/measurements.jsonl")
 
@@ -61,6 +61,8 @@ def plan(question: str, kinds: list[type[Peer]], chosen: argparse.Namespace) -> 
         yield from cost.memory(kinds)
     elif question == "cost":
         yield from cost.measurements(kinds)
+    elif question == "runs":
+        yield from cost.runs(kinds)
     elif question == "growth":
         yield from growth.measurements()
     else:
