@@ -38,7 +38,7 @@ class Shrink:
     """
 
     inputs: Inputs = field(default=None, repr=False, compare=False)
-    at_least: float = 0.05
+    at_least: float = 0.07
     multiple_of: int = 8
 
     def __post_init__(self) -> None:
