@@ -12,7 +12,7 @@ MODULES = {
     "mask_loop": ("MaskLoop",),
     "model_pruning": ("LightningModelPruning",),
     "torch_ao": ("TorchAO",),
-    "torch_pruning_peer": ("TorchPruning",),
+    "torch_pruning_peer": ("TorchPruning", "TorchPruningForgetting"),
     "torchao_pat": ("Pat",),
     "modelopt_peer": ("ModelOpt",),
     "nncf_peer": ("NNCF",),

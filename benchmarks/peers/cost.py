@@ -51,7 +51,7 @@ PATTERNS = ("1×1", "32×32", "2:4", "units", "4×4")
 MOST_STEPS = 100_000_000
 """Weights times tensors of the models whose runs are timed as a whole: those of larger ones take too long."""
 
-RUNS_OF = ("mask loop by hand", "Torch-Pruning")
+RUNS_OF = ("mask loop by hand", "Torch-Pruning", "Torch-Pruning, moments dropped")
 """Other libraries whose runs are timed as a whole: the cheapest ones."""
 
 

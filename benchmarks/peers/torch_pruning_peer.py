@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 import torch_pruning as tp
 from peer import Peer
 from structure import prunable
+from torch import nn
 
 
 class TorchPruning(Peer):
-    """Group magnitude. A step makes new parameters: the optimizer is built again, and forgets its moments."""
+    """Group magnitude. A step makes new parameters: its user cuts the moments as it cuts weights and gradients."""
 
     name = "Torch-Pruning"
     package = "torch-pruning"
@@ -48,14 +50,28 @@ class TorchPruning(Peer):
             self.pruner.per_step_head_pruning_ratio = fractions_of_rest(targets, max(heads.values()))
 
     def update(self, target: float) -> None:
-        """Remove units, and build the optimizer again, with its settings."""
-        before = [id(p) for p in self.model.parameters()]
-        self.pruner.step()
-        if [id(p) for p in self.model.parameters()] != before:
-            self.optimizer.state.clear()
-            self.regroup()
-            self.optimizer.zero_grad()
-            self._set_heads()
+        """Remove units, group by group, from the model and from the state of the optimizer."""
+        for group in self.pruner.step(interactive=True):
+            members = [(dependency.target.module, list(units)) for dependency, units in group]
+            before = [dict(module.named_parameters(recurse=False)) for module, _ in members]
+            group.prune()
+            for (module, units), held in zip(members, before, strict=True):
+                for name, parameter in held.items():
+                    self._cut(parameter, module.get_parameter(name), units)
+        self.regroup()
+        self._set_heads()
+
+    def _cut(self, old: nn.Parameter, new: nn.Parameter, units: list[int]) -> None:
+        """Give a smaller parameter what is left of the state of the one before."""
+        if new is old:
+            return
+        [dim] = [d for d in range(old.ndim) if old.shape[d] != new.shape[d]]
+        kept = torch.ones(old.shape[dim], dtype=torch.bool)
+        kept[units] = False
+        index, state = kept.nonzero().flatten(), self.optimizer.state.pop(old, {})
+        self.optimizer.state[new] = {
+            name: value.index_select(dim, index) if value.shape == old.shape else value for name, value in state.items()
+        }
 
     def _set_heads(self) -> None:
         """Correct the sizes that attention modules of Hugging Face keep, as the examples of Torch-Pruning do."""
@@ -64,6 +80,19 @@ class TorchPruning(Peer):
             if hasattr(attention, "num_attention_heads"):
                 attention.all_head_size = self.model.get_submodule(name).weight.shape[0]
                 attention.num_attention_heads = attention.all_head_size // rows
+
+
+class TorchPruningForgetting(TorchPruning):
+    """The same with a new optimizer after each step: what is cheapest, and another training."""
+
+    name = "Torch-Pruning, moments dropped"
+    costs_only = True
+
+    def update(self, target: float) -> None:
+        """Remove units, and build the optimizer again, with its settings."""
+        self.pruner.step()
+        self.optimizer.state.clear()
+        self.regroup()
 
 
 def fractions_of_rest(targets: Sequence[float], heads: int) -> list[float]:
