@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections import Counter
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
@@ -176,6 +178,15 @@ def test_the_figures_of_the_readme_are_those_of_the_results():
     assert len(rows) > 4
     assert all(row in whole.splitlines() for row in rows)
     assert (ROOT / shown.partition("](")[2].partition(")")[0]).is_file()
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+def test_in_whole_runs_each_library_follows_each_other_one_equally_often(count):
+    names = [f"library {i}" for i in range(count)]
+    orders = [cost.in_turn(names, step) for step in range(2 * count)]
+    assert all(sorted(order) == names for order in orders)
+    followed = Counter(pair for order in orders for pair in pairwise(order))
+    assert followed == dict.fromkeys(permutations(names, 2), 2)
 
 
 def test_whole_runs_of_libraries_are_those_that_pages_show(tmp_path, monkeypatch):

@@ -165,7 +165,10 @@ def put_in_place_by_fsdp(model: nn.Module) -> dict[int, Tensor]:
 
 def version(tensor: Tensor) -> int:
     """Return a number that each change of a tensor in place increases; 0 for tensors of inference mode."""
-    return 0 if tensor.is_inference() else int(tensor._version)
+    try:
+        return int(tensor._version)
+    except RuntimeError:
+        return 0
 
 
 def is_operation(target: object) -> bool:

@@ -167,23 +167,22 @@ class Engine:
 
     def update(self, optimizer: Optimizer | None) -> None:
         """Update the masks where the schedule has an update; None means all optimizers."""
-        chosen = self._weights.members.chosen(optimizer)
-        if self._leader() in chosen:
-            self._look_for_others()
-        self._update(chosen)
-
-    def _leader(self) -> Optimizer | None:
-        return self._weights.members.leader()
-
-    def _update(self, chosen: Sequence[Optimizer]) -> None:
-        if self._leader() in chosen:
-            at = self.position
-            if at.is_due():
-                self.update_now()
-            elif at.is_observed(self.scoring.observation):
-                self._start_observation()
-                self.scoring.observe(at.step, at.target, self._live_masks() if self._buffer.is_held else {})
+        members = self._weights.members
+        chosen = members.chosen(optimizer)
+        if members.leader() in chosen:
+            is_due = self.position.is_due()
+            self._look_for_others(is_due)
+            self._follow_schedule(is_due)
         self._prepared.update(map(id, chosen))
+
+    def _follow_schedule(self, is_due: bool) -> None:
+        """Make the update of this step, if one is due; otherwise observe it, if a criterion does."""
+        at = self.position
+        if is_due:
+            self.update_now()
+        elif at.is_observed(self.scoring.observation):
+            self._start_observation()
+            self.scoring.observe(at.step, at.target, self._live_masks() if self._buffer.is_held else {})
 
     def mask_gradients(self, optimizer: Optimizer | None) -> None:
         """Zero the pruned blocks of the gradients that an optimizer, or all of them, will read."""
@@ -210,31 +209,34 @@ class Engine:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._grown.before_step()
+        if id(optimizer) in self._prepared or optimizer is not self._weights.members.leader():
+            return
         is_first_trial = self._starts_dense and is_rehearsal(optimizer)
-        if optimizer is self._leader() and id(optimizer) not in self._prepared and not is_first_trial:
-            self._look_for_others()
+        if not is_first_trial:
+            self._look_for_others(self.position.is_due())
 
-    def _look_for_others(self) -> None:
+    def _look_for_others(self, is_due: bool) -> None:
         # Not when it is attached: the state of a run that is resumed may be loaded after that.
         if self._starts_dense and not self._buffer.is_pruned:
             warn_of_zeros(self.scopes)
         self._starts_dense = False
         self._others.before_step()
-        if self._buffer.is_pruned and self.position.is_due():
+        if is_due and self._buffer.is_pruned:
             self._others.before_update()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if id(optimizer) not in self._prepared and is_rehearsal(optimizer):
+        is_prepared, leads = id(optimizer) in self._prepared, optimizer is self._weights.members.leader()
+        if not is_prepared and is_rehearsal(optimizer):
             return
         self._grown.after_step(optimizer)
-        if id(optimizer) not in self._prepared:
-            self._update(self._weights.members.chosen(optimizer))
+        if leads and not is_prepared:
+            self._follow_schedule(self.position.is_due())
         self._prepared.discard(id(optimizer))
         for scope in self._weights.members.of(optimizer)[0] if self._acts_after_steps else []:
             self.configuration.method.after_step(scope.scope, scope.memory)
         self._weights.hold_of(optimizer)
         self.zero_removed()
-        if optimizer is self._leader():
+        if leads:
             self._replaced.check()
             at = self.position
             at.step += 1

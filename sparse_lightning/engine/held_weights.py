@@ -49,9 +49,8 @@ class HeldWeights:
 
     def hold_of(self, optimizer: Optimizer) -> None:
         """Zero the pruned blocks of the weights that an optimizer changes."""
-        hold = self.members.of(optimizer)[1]
         if self._buffer.is_held:
-            hold.fill(self._buffer.live)
+            self.members.of(optimizer)[1].fill(self._buffer.live)
 
     def start_at_zero(self, changed: Tensor) -> None:
         """Zero the weights and the optimizer state of the blocks where `changed`, a flat mask, is True."""

@@ -72,12 +72,10 @@ class Position:
         """Whether this step has an update that is not made yet."""
         if self.last_update.step == self.step:
             return False  # the step after this update was skipped, as a GradScaler does: it is not repeated
-        return self.is_owed or self._has_update()
+        return self.is_owed or (self.step not in self._clear and self._has_update())
 
     def _has_update(self) -> bool:
         """Whether the schedule has an update at this step. `_clear` are steps that are known to have none."""
-        if self.step in self._clear:
-            return False
         ahead = range(self.step, self.step + AHEAD)
         found = next((i for i in ahead if self.schedule.is_update(i, self._update_every)), ahead.stop)
         self._clear = range(self.step, found)
