@@ -153,14 +153,14 @@ class Uniform(Budget):
     """
 
     def allocate(self, scopes: Sequence[ScoredScope], target: float) -> list[Tensor]:
-        """Return what each scope keeps at the target; alike scopes share the tensor."""
+        """Return what each scope keeps at the target."""
         alike: dict[tuple[tuple[int, ...], int, torch.device], Tensor] = {}
         kept = []
         for scored in scopes:
             key = scored.scope.grid_shape, scored.scope.numblk_per_scope(), scored.scores.device
             if key not in alike:
                 alike[key] = scored.kept_at(target)
-            kept.append(alike[key])
+            kept.append(alike[key].clone())  # a budget or a method may change that of one scope
         return kept
 
 

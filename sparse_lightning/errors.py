@@ -42,6 +42,10 @@ class CopyWarning(UserWarning):
     """A tensor that is usually live is a copy: a write to it is lost."""
 
 
+class InputsWarning(UserWarning):
+    """What was observed of the inputs of layers is forgotten: the next scores are those of fewer steps."""
+
+
 class ShortRunWarning(UserWarning):
     """A run ended below the final target sparsity of its schedule."""
 

@@ -345,3 +345,12 @@ def test_an_override_that_matches_nothing_raises_an_error_with_the_nearest_name(
         PatternError, match=r"override '\*\.upp\.weight' matches no pruned scope.* did you mean '\*\.up\.weight'"
     ):
         Uniform(overrides={"*.upp.weight": 0.5}).split(SCORED, 0.5, 1.0)
+
+
+def test_what_a_scope_keeps_can_be_changed_alone():
+    alike = [
+        ScoredScope(f"scope {i}", ScopeSpec(BlockSpec(torch.randn(4, 4), (1, 1))), torch.rand(4, 4)) for i in range(2)
+    ]
+    first, second = Uniform().allocate(alike, 0.5)
+    first += 1
+    assert (int(first), int(second)) == (9, 8)

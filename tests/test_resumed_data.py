@@ -1,25 +1,34 @@
-"""Runs that are resumed within an epoch see the batches, and draw the random numbers, that they had left."""
+"""Runs that are resumed within an epoch see the batches, make the validations, and draw the random numbers, that they
+had left."""
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import signal
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from forked import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 from law_examples import EXAMPLES, USUAL
-from lightning.pytorch.callbacks import ModelCheckpoint
+from many_jobs import group
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from sparse_lightning import Blocks, Cubic, SparsityCallback
 from sparse_lightning.app.cli import answer
-from sparse_lightning.callbacks.random_numbers import RandomNumbers
+from sparse_lightning.callbacks.checkpoint import StepCheckpoint
+from sparse_lightning.callbacks.interruption import Interruption
+from sparse_lightning.callbacks.random_numbers import KEY, RandomNumbers
 from sparse_lightning.data.loaders import TwoSets
 from sparse_lightning.data.resumable import Shuffled
 
@@ -37,6 +46,13 @@ class Numbers(TwoSets):
         return Noisy(torch.arange(26.0).view(26, 1)), TensorDataset(torch.zeros(8, 1))
 
 
+class BothNoisy(TwoSets):
+    """Two sets of the same numbers, read with noise."""
+
+    def sets(self):
+        return Noisy(torch.zeros(4, 1)), Noisy(torch.zeros(4, 1))
+
+
 class Noisy(TensorDataset):
     def __getitem__(self, index):
         return (self.tensors[0][index] + torch.rand(()) / 2,)
@@ -52,23 +68,26 @@ class Notes(L.LightningModule):
 
     def training_step(self, batch, i):
         drawn = float(torch.rand(())), random.random(), np.random.rand()
-        self.seen.append((self.global_step, batch[0].flatten().tolist(), drawn))
+        self.seen.append((self.global_step, "trained", batch[0].flatten().tolist(), drawn))
         return self.linear(batch[0] / 26).square().mean()
 
     def validation_step(self, batch, i):
-        """Reads a batch."""
+        if not self.trainer.sanity_checking:
+            self.seen.append((self.global_step, "validated", i, float(torch.rand(()))))
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
-def train(folder, ckpt_path=None, workers=0, prunes=False, **settings):
+def train(folder, ckpt_path=None, workers=0, prunes=False, stops=None, **settings):
     """Train, with a checkpoint after every step; return what was seen."""
     L.seed_everything(3, verbose=False)
-    every = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
+    every = StepCheckpoint(1)
+    every.dirpath, every.save_top_k = str(folder), -1
     pruning = [SparsityCallback([Blocks("linear.weight", (1, 1))], Cubic(0.5, begin=1, end=8))] if prunes else []
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = L.Trainer(accelerator="cpu", callbacks=[every, RandomNumbers(), *pruning], **quiet, **settings)
+    others = [RandomNumbers(), *pruning, *([] if stops is None else [stops])]
+    trainer = L.Trainer(accelerator="cpu", callbacks=[every, *others], **quiet, **settings)
     net = Notes()
     trainer.fit(net, Numbers(4, workers), ckpt_path=ckpt_path)
     return net.seen
@@ -82,24 +101,88 @@ RUNS = {
     "short epochs by steps": {"max_steps": 13, "limit_train_batches": 4},
     "validation within epochs": {"max_epochs": 3, "val_check_interval": 2},
     "accumulated gradients": {"max_epochs": 3, "accumulate_grad_batches": 3},
+    "validation within a step": {"max_epochs": 3, "accumulate_grad_batches": 4, "val_check_interval": 3},
 }
+
+
+def left(whole, step):
+    """Return what a run that resumes after a step has to do: a validation that followed it was made."""
+    return whole[next((i for i, seen in enumerate(whole) if seen[0] >= step and seen[1] == "trained"), len(whole)) :]
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_resumes_after_any_step(name, tmp_path):
     whole = train(tmp_path / "whole", **RUNS[name])
-    steps = sorted({step for step, _, _ in whole} - {0})
+    steps = sorted({seen[0] for seen in whole if seen[1] == "trained"} - {0})
+    assert {"trained", "validated"} == {seen[1] for seen in whole}
     for step in steps if EXAMPLES > USUAL else steps[:: max(1, len(steps) // 7)]:
         found = train(tmp_path / "resumed", tmp_path / "whole" / f"step={step}.ckpt", **RUNS[name])
-        assert found == [seen for seen in whole if seen[0] >= step], f"resumed after step {step}"
+        assert found == left(whole, step), f"resumed after step {step}"
+
+
+class StopsAfter(L.Callback):
+    """Raises an error after some batches."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def on_train_batch_end(self, *args):
+        self.batches -= 1
+        if not self.batches:
+            raise RuntimeError("stopped")
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_resumed_run_saves_no_accumulated_gradients(batches, tmp_path):
+    """Checkpoints do not have them: one between the batches of a step would resume another run."""
+    settings = RUNS["accumulated gradients"]
+    whole = train(tmp_path / "whole", **settings)
+    third = tmp_path / "whole" / "step=3.ckpt"
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(tmp_path / "resumed", third, stops=StopsAfter(batches), **settings)
+    assert not list((tmp_path / "resumed").glob("*.ckpt"))
+    assert train(tmp_path / "again", third, **settings) == left(whole, 3)
+
+
+def test_noise_of_workers_depends_on_the_seed_the_epoch_and_the_set():
+    noise = {}
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        data = BothNoisy(4, num_workers=1)
+        for epoch in (0, 1):
+            loader = data.train_dataloader()
+            loader.sampler.set_epoch(epoch)
+            noise[seed, epoch] = next(iter(loader))[0]
+        noise[seed, "validation"] = next(iter(data.val_dataloader()))[0]
+    seen = [tuple((each % 1).flatten().tolist()) for each in noise.values()]
+    assert len(set(seen)) == len(seen) == 6
+
+
+def draw_unevenly(rank, folder):
+    """Ranks whose random numbers are at other places; each continues with its own."""
+    with group(rank, 2, folder, "numbers"):
+        trainer, saved = SimpleNamespace(world_size=2, global_rank=rank), {}
+        torch.rand(rank + 1)
+        RandomNumbers().on_save_checkpoint(trainer, None, saved)
+        wanted = float(torch.rand(())), random.random(), np.random.rand()
+        written = [saved]
+        dist.broadcast_object_list(written)  # the file is that of rank 0
+        [saved] = written
+        assert len(saved[KEY]) == 2
+        torch.rand(5)
+        resumed = RandomNumbers()
+        resumed.on_load_checkpoint(trainer, None, saved)
+        resumed.on_train_start(trainer, None)
+        assert (float(torch.rand(())), random.random(), np.random.rand()) == wanted
+        other, alone = RandomNumbers(), SimpleNamespace(world_size=3, global_rank=2)
+        other.on_load_checkpoint(alone, None, saved)
+        other.on_train_start(alone, None)
+        assert torch.equal(torch.get_rng_state(), saved[KEY][0]["torch"])
 
 
 @pytest.mark.slow
-def test_a_run_that_reads_in_another_process_resumes(tmp_path):
-    whole = train(tmp_path / "whole", workers=1, max_epochs=2)
-    for step in (4, 6, 9):
-        found = train(tmp_path / "resumed", tmp_path / "whole" / f"step={step}.ckpt", workers=1, max_epochs=2)
-        assert found == [seen for seen in whole if seen[0] >= step], f"resumed after step {step}"
+def test_each_process_continues_with_its_own_random_numbers(tmp_path):
+    on_ranks(draw_unevenly, (str(tmp_path),), 2)
 
 
 def test_a_run_that_is_stopped_before_its_first_batch_is_where_it_was(tmp_path):
@@ -152,3 +235,57 @@ def test_the_command_line_resumes_within_an_epoch(tmp_path, monkeypatch):
     assert whole["global_step"] == resumed["global_step"] == 18
     for name, weight in whole["state_dict"].items():
         assert torch.equal(weight, resumed["state_dict"][name]), name
+
+
+def stop_at(hook, count, monkeypatch):
+    """Let a run get SIGTERM at the call of a hook with this number."""
+    calls = []
+
+    def stopping(self, trainer, *args, **kwargs):
+        calls.append(trainer.sanity_checking)
+        if calls.count(False) == count:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Interruption, hook, stopping)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the run ended at a target sparsity")
+@pytest.mark.parametrize(
+    ("hook", "count", "settings"),
+    [
+        ("on_train_batch_start", 18, []),  # the last batch, which a validation follows
+        ("on_validation_batch_start", 3, []),  # within the last validation
+        ("on_train_batch_start", 6, []),  # the last batch of an epoch
+        ("on_train_batch_start", 8, ["trainer.accumulate_grad_batches=3"]),  # within a step
+    ],
+)
+def test_a_stopped_run_has_the_results_of_a_whole_one(hook, count, settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    schedule = ["schedule.begin=1", "schedule.end=4", "trainer.max_epochs=3", "compare_dense=false"]
+    typed = ["--config-dir", OWN, "recipe=small", *schedule, *settings]
+    assert answer([*typed, "folder=whole"]) == 0
+    with monkeypatch.context() as patched:
+        stop_at(hook, count, patched)
+        with pytest.raises(SystemExit, match="143"):
+            answer([*typed, "folder=stopped"])
+    assert answer([*typed, "folder=stopped", "ckpt_path=last"]) == 0
+    whole, stopped = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "stopped"))
+    assert whole["sparse"]
+    assert stopped["sparse"] == whole["sparse"]
+    last, other = (torch.load(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("whole", "stopped"))
+    for name, weight in last["state_dict"].items():
+        assert torch.equal(weight, other["state_dict"][name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the run ended at a target sparsity")
+def test_a_run_that_was_stopped_before_its_results_were_written_has_them_when_it_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    typed = ["--config-dir", OWN, "recipe=small", "trainer.max_epochs=2", "compare_dense=false", "folder=run"]
+    assert answer(typed) == 0
+    whole = json.loads((tmp_path / "run" / "results.json").read_text())
+    for name in ("results.json", ".ended.yaml"):
+        (tmp_path / "run" / name).unlink()
+    assert answer([*typed, "ckpt_path=last"]) == 0
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["sparse"] == whole["sparse"]

@@ -20,7 +20,7 @@ from sparse_lightning import Coupled, Cubic, Heads, Magnitude, Neurons, Shrink, 
 from sparse_lightning.compaction import kept_indices
 from sparse_lightning.compaction.kept_indices import KeptIndices, change
 from sparse_lightning.compaction.shrunk_model import ShrunkModel
-from sparse_lightning.errors import CheckpointError, PatternError, SparseLightningError, SparsityError
+from sparse_lightning.errors import CheckpointError, InputsWarning, PatternError, SparseLightningError, SparsityError
 from sparse_lightning.graph import couplings
 from sparse_lightning.layout import Layout
 from sparse_lightning.layout.cutting import cut_layout
@@ -221,6 +221,20 @@ def test_a_run_resumes_bit_for_bit(stop, order, criterion):
     assert one.keys() == other.keys()
     assert all(torch.equal(value, other[place]) for place, value in one.items())
     assert made[0].sizes() == made[1].sizes()
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True)])
+def test_inputs_of_other_sizes_are_not_forgotten_without_a_word(before, after):
+    parts = {"criterion": sl.Wanda(), "patterns": [Neurons("0", "2"), Neurons("2", "4")], "update_every": 4}
+    run, other, same = (
+        Run(*MLP, Shrink(MLP[1], at_least=0.0) if small else None, **parts) for small in (before, after, before)
+    )
+    while not (run.state()["sparsifier"]["input_norms"] and run.sparsifier.sparsity() > 0.2):
+        run.step()
+    saved = run.state()["sparsifier"]
+    with pytest.warns(InputsWarning, match="is forgotten"):
+        other.sparsifier.load_state_dict(saved)
+    same.sparsifier.load_state_dict(saved)
 
 
 def test_an_earlier_state_is_loaded_into_a_model_that_has_got_smaller():

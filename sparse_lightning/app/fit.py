@@ -14,8 +14,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from sparse_lightning.app.factory import Factory
 from sparse_lightning.app.processes import watch
 from sparse_lightning.app.progress_lines import progress_lines
-from sparse_lightning.callbacks.checkpoint import SparseModelCheckpoint
+from sparse_lightning.callbacks.checkpoint import SparseModelCheckpoint, StepCheckpoint
 from sparse_lightning.callbacks.interruption import Interruption
+from sparse_lightning.callbacks.last_metrics import LastMetrics
 from sparse_lightning.callbacks.random_numbers import RandomNumbers
 from sparse_lightning.callbacks.saving import save, write_whole
 from sparse_lightning.errors import ConfigError, did_you_mean
@@ -36,14 +37,15 @@ class Fit:
 
     def __init__(self, factory: Factory, title: str, callbacks: Sequence[L.Callback] = (), ranks: bool = False) -> None:
         every, monitor = factory.config["checkpoint_every"], factory.config["monitor"]
-        self._checkpoints = [ModelCheckpoint(filename="{step}", every_n_train_steps=every, save_last="link")]
+        self._checkpoints: list[ModelCheckpoint] = [StepCheckpoint(every)]
         if ranks and monitor is not None:
             mode = factory.config["monitor_mode"]
             self._checkpoints.append(SparseModelCheckpoint(filename="best", monitor=monitor, mode=mode))
         self._interruption = Interruption()
         self._seed = factory.seed
         lines = progress_lines(title, factory.config["trainer"])
-        self.trainer = factory.trainer([*callbacks, *self._checkpoints, RandomNumbers(), self._interruption, *lines])
+        before, after = [RandomNumbers(), LastMetrics()], [*self._checkpoints, self._interruption, *lines]
+        self.trainer = factory.trainer([*before, *callbacks, *after])
         write_whole(self.trainer)
 
     def fit(

@@ -1,6 +1,8 @@
-"""SparseModelCheckpoint: the best checkpoint among those at the final sparsity."""
+"""Checkpoints: the best one among those at the final sparsity, and those that a run resumes from."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -8,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from sparse_lightning.callbacks.sparsity import SparsityCallback
+from sparse_lightning.compat.lightning import accumulates, validates_next
 
 
 class SparseModelCheckpoint(ModelCheckpoint):
@@ -36,6 +39,40 @@ class SparseModelCheckpoint(ModelCheckpoint):
                 f"SparseModelCheckpoint(monitor={self.monitor!r}) saved no best checkpoint: the run did not reach its "
                 "final sparsity. Let the schedule end earlier in the run"
             )
+
+
+class StepCheckpoint(ModelCheckpoint):
+    """A `ModelCheckpoint` every so many optimizer steps, from which a run ends as if it had not been stopped.
+
+    It saves after a step, not between the batches of one whose gradients are accumulated: they are not in checkpoints.
+    Where a validation follows, it saves after that, which Lightning would pass over when it resumes.
+
+    Args:
+        every: the optimizer steps between two checkpoints.
+    """
+
+    def __init__(self, every: int) -> None:
+        super().__init__(filename="{step}", every_n_train_steps=every, save_last="link")
+        self._waiting: tuple[Any, Any, int] | None = None
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save after a step."""
+        self._waiting = None
+        if accumulates(trainer):
+            return
+        if validates_next(trainer):
+            self._waiting = outputs, batch, batch_idx
+        else:
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save after the validation that followed a step."""
+        super().on_validation_end(trainer, pl_module)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            super().on_train_batch_end(trainer, pl_module, *waiting)
 
 
 def is_at_final_sparsity(trainer: L.Trainer) -> bool:

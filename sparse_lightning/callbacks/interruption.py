@@ -12,9 +12,10 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
 from sparse_lightning.callbacks.saving import save
+from sparse_lightning.compat.lightning import accumulates, validates_next
 
 SYNC_EVERY = 10
-"""How many batches pass between two reductions over the processes: each one waits for all devices."""
+"""How many steps pass between two reductions over the processes: each one waits for all devices."""
 
 
 class Interrupted(Exception):
@@ -35,10 +36,10 @@ class Interrupted(Exception):
 
 
 class Interruption(L.Callback):
-    """Save a checkpoint and stop on SIGINT or SIGTERM, at the end of the current step.
+    """Save a checkpoint and stop on SIGINT or SIGTERM, at the end of the current step, or of the validation after it.
 
     A second Ctrl-C stops at once. The previous signal handlers are restored after the fit. With several processes,
-    rank 0 of each machine handles SIGINT and every rank SIGTERM, and all ranks stop after the same step, a few batches
+    rank 0 of each machine handles SIGINT and every rank SIGTERM, and all ranks stop after the same step, a few steps
     later.
 
     Args:
@@ -85,24 +86,23 @@ class Interruption(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save and stop, if requested."""
-        if trainer.world_size > 1 and batch_idx % SYNC_EVERY and not trainer.is_last_batch:
+        """Save and stop, if requested; not within a step, and not before a validation, as `StepCheckpoint`."""
+        if accumulates(trainer) or validates_next(trainer):
+            return
+        if trainer.world_size > 1 and trainer.global_step % SYNC_EVERY:
             return
         if _any_rank(trainer, self.was_requested):
             save(trainer, self.file)
             raise self.interrupted()
 
-    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Stop, if this is the only process; the run resumes from the last checkpoint."""
-        if self.was_requested and trainer.world_size == 1:
-            raise self.interrupted()
-
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save and stop; ranks may have different numbers of batches, but all of them reach the end."""
-        if _any_rank(trainer, self.was_requested):
-            if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-                save(trainer, self.file)
-            raise self.interrupted()
+        is_fit = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        if (is_fit and accumulates(trainer)) or not _any_rank(trainer, self.was_requested):
+            return
+        if is_fit:
+            save(trainer, self.file)
+        raise self.interrupted()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Restore the signal handlers."""

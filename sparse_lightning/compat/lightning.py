@@ -46,3 +46,15 @@ def make_loaders_again(trainer: L.Trainer) -> None:
     if trainer.ckpt_path is not None and made is not None and made._state_dicts():
         made.reset()
         loop._combined_loader = None
+
+
+def accumulates(trainer: L.Trainer) -> bool:
+    """Whether the last batch made no optimizer step, so that gradients wait for the next one."""
+    return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def validates_next(trainer: L.Trainer) -> bool:
+    """Whether a validation follows the batch that ends."""
+    fetcher = trainer.fit_loop._data_fetcher
+    assert fetcher is not None, "the batch was fetched"
+    return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)

@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from sparse_lightning.data.resumable import ResumableLoader, Shuffled
+from sparse_lightning.data.resumable import ResumableLoader, Shuffled, epoch_seed
 from sparse_lightning.errors import ConfigError
 
 
@@ -58,9 +58,10 @@ class TwoSets(L.LightningDataModule):
     def _loader(self, which: int, shuffle: bool = False) -> DataLoader[Any]:
         self.setup()
         assert self._sets is not None
-        found = self._sets[which]
+        found, seed = self._sets[which], torch.initial_seed()
         # Passed by name: with several processes Lightning builds the loader again, with arguments of its own.
         options: dict[str, Any] = {"batch_size": self.batch_size, "num_workers": self.num_workers}
         if shuffle:
-            options |= {"sampler": Shuffled(cast(Sized, found), torch.initial_seed()), "drop_last": True}
-        return ResumableLoader(found, generator=torch.Generator(), **options)
+            options |= {"sampler": Shuffled(cast(Sized, found), seed), "drop_last": True}
+        workers = seed if shuffle else epoch_seed(seed, 0)  # not those of the training set
+        return ResumableLoader(found, seed=workers, generator=torch.Generator(), **options)

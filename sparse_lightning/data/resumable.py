@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 
 class Shuffled(Sampler[int]):
@@ -38,10 +38,13 @@ class Shuffled(Sampler[int]):
         return len(self._data)
 
     def __iter__(self) -> Iterator[int]:
-        # Two numbers, so that the epochs of one seed are not those of the next.
-        made = torch.Generator().manual_seed(self._seed)
-        seeds = torch.randint(1 << 62, (self.epoch + 1,), generator=made)
-        yield from torch.randperm(len(self), generator=made.manual_seed(int(seeds[-1]))).tolist()
+        made = torch.Generator().manual_seed(epoch_seed(self._seed, self.epoch))
+        yield from torch.randperm(len(self), generator=made).tolist()
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """Return the seed of an epoch: the epochs of one seed are not those of the next."""
+    return int(torch.randint(1 << 62, (epoch + 1,), generator=torch.Generator().manual_seed(seed))[-1])
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -49,7 +52,16 @@ class ResumableLoader(DataLoader[Any]):
 
     After `load_state_dict` the iteration of that epoch starts behind these batches: they are read, and dropped. Global
     random numbers are left as they are. An iteration begins with its first batch, when the sampler knows the epoch.
+
+    Args:
+        dataset: what is loaded.
+        seed: of the random numbers of workers, which depend on the epoch, too.
+        kwargs: all other arguments of a DataLoader.
     """
+
+    def __init__(self, dataset: Dataset[Any], seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(dataset, **kwargs)
+        self.seed = seed  # by its name Lightning finds it, to build the loader again for several processes
 
     _given: int = 0
     _loaded: dict[str, int] | None = None
@@ -61,7 +73,7 @@ class ResumableLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         loaded, self._loaded = self._loaded, None
         if self.generator is not None:
-            self.generator.manual_seed(self._epoch)
+            self.generator.manual_seed(epoch_seed(self.seed, self._epoch))
         batches = super().__iter__()
         self._given = loaded["batches"] if loaded is not None and loaded["epoch"] == self._epoch else 0
         if self._given:

@@ -39,7 +39,7 @@ from sparse_lightning.engine.position import Position
 from sparse_lightning.engine.ranks import agree
 from sparse_lightning.engine.regrowth import check_can_grow
 from sparse_lightning.engine.replaced import Replaced
-from sparse_lightning.engine.saved_state import check_state
+from sparse_lightning.engine.saved_state import check_state, warn_of_inputs
 from sparse_lightning.engine.scoring import Scores, Scoring
 from sparse_lightning.engine.shrinkable import check_others, check_processes
 from sparse_lightning.engine.shrinking import Shrinking
@@ -415,6 +415,8 @@ class Engine:
         self.scoring.load_flow_state(state)
         if is_same:
             self.scoring.load_inputs(state, self._names)
+        if not is_same or self._is_smaller_next(masks):
+            warn_of_inputs(state)
         self._starts_dense = False
         self._buffer.replace(self._buffer.from_names(masks))
         for scope in self.scopes:
@@ -424,6 +426,11 @@ class Engine:
         self._grown.load(state.get("grown", {}))  # a checkpoint of 0.1.0 has none
         self.scoring.at_step(self.position.step, self.position.is_owed)
         self.hold()
+        self._others = OtherSteps(self.scopes)  # what was loaded is no step
+
+    def _is_smaller_next(self, masks: Mapping[str, Tensor]) -> bool:
+        """Whether units are removed after the next step, because a run without `shrink` has left them."""
+        return self._shrinking is not None and self._shrinking.pays(masks, self.position.is_past_end)
 
     def _load_removed(self, state: Mapping[str, Any], masks: Mapping[str, Tensor]) -> bool:
         """Remove the units that a state says; return whether the inputs of layers are those of its model."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparse_lightning.errors import CheckpointError
+from sparse_lightning.errors import CheckpointError, InputsWarning
 from sparse_lightning.methods import Method
 
 REQUIRED = ("masks", "memory", "step", "owed", "last_update", "scorer", "growth")
@@ -118,3 +119,15 @@ def check_state(state: Mapping[str, Any], method: Method) -> None:
 def _few(keys: list[Any]) -> str:
     shown = ", ".join(str(key) for key in keys[:3]) or "nothing"
     return shown if len(keys) <= 3 else f"{shown} and {len(keys) - 3} more"
+
+
+def warn_of_inputs(state: Mapping[str, Any]) -> None:
+    """Warn if a state has observed inputs of layers, which are of other sizes in the model that it is loaded into."""
+    if state.get("input_norms") or state.get("gram_matrices"):
+        warnings.warn(
+            "the checkpoint was saved with other units removed than are removed now: what it has observed of the "
+            "inputs of layers since its last update is forgotten, so the next update may choose other blocks than that "
+            "of a run which was not stopped. Resume with the shrink that it was saved with for the same ones",
+            InputsWarning,
+            stacklevel=2,
+        )

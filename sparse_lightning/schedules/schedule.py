@@ -59,7 +59,10 @@ class Schedule(ABC):
         return first, last
 
     def is_update(self, step: int, every: int = 1) -> bool:
-        """Whether masks are updated at a step: every `every` steps from the start of the span, and at its end."""
+        """Whether masks are updated at a step: every `every` steps from the start of the span, and at its end.
+
+        It is asked about steps ahead: the answer for a step must always be the same.
+        """
         _check_every(every)
         begin, end = self.span
         return begin <= step <= end and ((step - begin) % every == 0 or step == end)
