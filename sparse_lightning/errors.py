@@ -30,6 +30,10 @@ class CheckpointError(SparseLightningError):
     """A checkpoint or file does not fit the model that it is loaded into."""
 
 
+class UnseenInputsError(FlowError):
+    """A layer had no inputs since the last update, so that its weights cannot be scored by them."""
+
+
 class SparsityError(SparseLightningError, ValueError):
     """A sparsity, a density, a number of blocks or a threshold is out of range."""
 
@@ -73,12 +77,17 @@ class UntrustedError(ConfigError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message: the closest known name, or all of them if there are few, or nothing.
 
+    Names that begin with the given one come first, however much longer they are.
+
     Example:
         >>> print("no scope 'nuerons'" + did_you_mean("nuerons", ["neurons", "heads"]))
         no scope 'nuerons': did you mean 'neurons'?
+        >>> print("no criterion 'mag'" + did_you_mean("mag", ["ema", "magnitude"]))
+        no criterion 'mag': did you mean 'magnitude'?
     """
     names = list(known)
-    near = get_close_matches(name, names, n=1)
+    longer = [each for each in names if name and each.startswith(name)]
+    near = get_close_matches(name, longer, n=1, cutoff=0.0) or get_close_matches(name, names, n=1)
     if near:
         return f": did you mean {near[0]!r}?"
     return f": there are {', '.join(map(repr, names))}" if 0 < len(names) <= 10 else ""

@@ -28,11 +28,13 @@ import sparse_lightning
 from sparse_lightning.compat.accelerate import BeforeClipping, in_own_precision, plain_forward
 from sparse_lightning.compat.hydra import CORE_PLUGINS, argument_parser, raising_errors, reading_files
 from sparse_lightning.compat.lightning import (
+    accumulates,
     make_loaders_again,
     prepared_batch,
     set_mesh_sizes,
     started_processes,
     state_key,
+    validates_next,
 )
 from sparse_lightning.compat.omegaconf import resolving
 
@@ -140,6 +142,34 @@ def test_lightning_makes_the_loaders_of_combined_loader_again_and_gives_them_the
     assert (len(made), given) == (3, [{"batches": 1}])
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_lightning_should_accumulate_and_should_check_val_fx_of_its_data_fetcher_tell_what_follows_a_batch():
+    told, followed = [], []
+
+    class Tells(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            assert trainer.fit_loop._data_fetcher is not None
+            told.append((accumulates(trainer), validates_next(trainer)))
+            followed.append("batch")
+
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            followed.append("step")
+
+        def on_validation_start(self, trainer, pl_module):
+            followed.append("validation")
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    quiet |= {"enable_checkpointing": False, "num_sanity_val_steps": 0}
+    model = BoringModel()
+    model.train_dataloader = lambda: DataLoader(torch.ones(14, 32), batch_size=2)
+    length = {"max_epochs": 2, "accumulate_grad_batches": 3, "val_check_interval": 2, "limit_val_batches": 1}
+    L.Trainer(callbacks=[Tells()], **length, **quiet).fit(model)
+    epoch = [(True, False), (True, True), (False, False), (True, True), (True, False), (False, True), (False, False)]
+    assert told == 2 * epoch
+    happened = "batch batch validation step batch batch validation batch step batch validation step batch"
+    assert followed == 2 * happened.split()
+
+
 def test_accelerate_optimizers_of_an_accelerator_are_those_that_it_unscales_before_clipping():
     layer = torch.nn.Linear(2, 2)
     accelerator = Accelerator(cpu=True)
@@ -227,9 +257,12 @@ def test_private_names_of_other_libraries_are_used_in_compat_only():
         "sparse_lightning/compat/hydra.py": {"_internal"},
         "sparse_lightning/compat/lightning.py": {
             "_combined_loader",
+            "_data_fetcher",
             "_data_parallel_size",
             "_generate_state_key",
             "_on_before_batch_transfer",
+            "_should_accumulate",
+            "_should_check_val_fx",
             "_state_dicts",
             "_tensor_parallel_size",
         },

@@ -13,7 +13,21 @@ from small_nets import Net, batches, broken_blocks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from sparse_lightning import NM, OBS, Blocks, Cubic, Neurons, OneShot, Refit, Sparsifier, Wanda, prune
+from sparse_lightning import (
+    NM,
+    OBS,
+    Blocks,
+    Cubic,
+    Heads,
+    Magnitude,
+    Neurons,
+    OneShot,
+    PatternError,
+    Refit,
+    Sparsifier,
+    Wanda,
+    prune,
+)
 from sparse_lightning.engine.scoring import OBSERVED
 
 PATTERNS = {
@@ -147,3 +161,11 @@ def test_a_sharded_run_is_compensated_as_one_process(tmp_path):
         assert sparsifier.sparsity() == 0.5
         wanted[kind] = sparsifier.masks, model.state_dict()
     on_ranks(train_in_shards, (tmp_path, wanted), 2)
+
+
+@pytest.mark.parametrize("parts", [{"compensation": Refit(), "criterion": Magnitude()}, {"criterion": OBS()}], ids=str)
+def test_a_weight_that_attention_reads_without_its_layer_is_refused_before_training(parts):
+    net = nn.ModuleDict({"layer": nn.TransformerEncoderLayer(16, 4, 32)})
+    sparsifier = Sparsifier([Heads("layer.self_attn")], Cubic(0.5, begin=2, end=8), **parts)
+    with pytest.raises(PatternError, match=r"out_proj\.weight .* reads it without calling its layer"):
+        sparsifier.attach(net, torch.optim.SGD(net.parameters(), 0.1))

@@ -95,7 +95,8 @@ class Attention(nn.Module):
 @given(st.data())
 def test_any_view_and_block_comes_back_bit_for_bit(data):
     view = data.draw(views().filter(lambda view: view.layout.is_injective()))
-    shape = data.draw(block_shapes(view.shape, divide=False))
+    larger = st.tuples(*(st.integers(1, n + 3) for n in view.shape))
+    shape = data.draw(block_shapes(view.shape, divide=False) | larger)
     spec = BlockSpec(view, shape, edge="partial")
     mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=spec.numblk(), max_size=spec.numblk())))
     spec.apply_mask(mask.view(spec.grid_shape).bool())
@@ -224,6 +225,63 @@ def test_two_patterns_on_parts_of_one_parameter(tmp_path):
 def quick_trainer(*callbacks: L.Callback) -> L.Trainer:
     quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     return L.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=list(callbacks), **quiet)
+
+
+SMALLER_THAN_A_BLOCK = {
+    "rows of a matrix": lambda: nn.Linear(16, 3),
+    "columns of a matrix": lambda: nn.Linear(3, 16),
+    "both": lambda: nn.Linear(2, 3),
+    "input channels": lambda: nn.Conv2d(3, 8, 3),
+    "one channel, channels_last": lambda: nn.Conv2d(1, 6, 3).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("kind", SMALLER_THAN_A_BLOCK)
+def test_weights_that_are_smaller_than_a_block_come_back(kind, tmp_path):
+    model = SMALLER_THAN_A_BLOCK[kind]()
+    path = KeptBlocks()(tmp_path, model, pruned(model, Blocks("weight", (4, 4), edge="partial"), sparsity=0.5))
+    check_round_trip(path, model)
+
+
+def test_blocks_that_are_much_larger_than_the_weights_cost_no_memory(tmp_path):
+    model = nn.Linear(16, 3)
+    path = KeptBlocks()(tmp_path, model, Sparsifier([Blocks("weight", (10**9, 10**9), edge="partial")], Constant(0.5)))
+    check_round_trip(path, model)
+    assert load_file(path)["weight/blocks.0"].shape == (1, 3, 16)
+
+
+def with_block(path: Path, block: list[int], tensors: dict[str, torch.Tensor]) -> Path:
+    """The file with another block in its header, and other tensors."""
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["sparse_lightning.blocks"])
+    header["cut"]["weight"][0]["block"] = block
+    save_file(tensors, path, {"sparse_lightning.blocks": json.dumps(header)})
+    return path
+
+
+def test_a_file_whose_header_has_a_block_that_is_larger_is_loaded(tmp_path):
+    """0.1.0 writes such blocks with the shape that is configured, flattened as those at an edge are."""
+    model = nn.Linear(16, 3)
+    path = KeptBlocks()(tmp_path, model, pruned(model, Blocks("weight", (4, 4), edge="partial"), sparsity=0.5))
+    found = load_file(path)
+    former = {**found, "weight/blocks.0": found["weight/blocks.0"].flatten()}
+    check_round_trip(with_block(path, [4, 4], former), model)
+
+
+@pytest.mark.parametrize("block", [[0, 4], [-4, 4], [3, 10**40], [3], [3, 4, 1]], ids=str)
+def test_a_block_that_is_none_raises(block, tmp_path):
+    model = nn.Linear(16, 3)
+    path = KeptBlocks()(tmp_path, model, pruned(model, Blocks("weight", (3, 4)), sparsity=0.5))
+    with pytest.raises(CheckpointError, match=r"view \(3, 16\) and block \(.*\) do not fit weight of shape \(3, 16\)"):
+        KeptBlocks.load(with_block(path, block, load_file(path)))
+
+
+@pytest.mark.parametrize("block", [[3, 10**15], [10**15, 10**15], [10**15, 1]], ids=str)
+def test_a_larger_block_that_does_not_fit_the_tensors_raises(block, tmp_path):
+    model = nn.Linear(16, 3)
+    path = KeptBlocks()(tmp_path, model, pruned(model, Blocks("weight", (3, 4)), sparsity=0.5))
+    with pytest.raises(CheckpointError, match=r"weight/(mask|blocks)\.0 has"):
+        KeptBlocks.load(with_block(path, block, load_file(path)))
 
 
 def test_a_trained_model_is_exported_after_the_fit(tmp_path):

@@ -11,8 +11,21 @@ from graph_models import PLAIN, SEQUENCE, VECTORS
 from torch import nn
 from torch.utils.data import DataLoader
 
-from sparse_lightning import Constant, Coupled, Filters, Heads, Neurons, PatternError, SparsityCallback
+from sparse_lightning import (
+    Constant,
+    Coupled,
+    Filters,
+    Heads,
+    Neurons,
+    NothingToRemoveWarning,
+    PatternError,
+    Shrink,
+    SparseLightningError,
+    SparsityCallback,
+    compact,
+)
 from sparse_lightning.app.cli import answer
+from sparse_lightning.compaction import compact_program
 from sparse_lightning.graph import couplings
 from sparse_lightning.models import GPT, DigitsConv, DigitsViT
 from sparse_lightning.patterns import Pattern, resolve
@@ -56,12 +69,12 @@ def test_units_have_the_elements_of_the_hand_written_patterns(model, coupled, wr
     assert elements(coupled, built).keys() == elements(written, built).keys()
 
 
-def fit(model: L.LightningModule, batches: list[Any]) -> None:
+def fit(model: L.LightningModule, batches: list[Any], shrink: Shrink | None = None, **options: Any) -> None:
     """Prune half of the units of each family."""
-    pruning = SparsityCallback(patterns=[Coupled()], schedule=Constant(0.5))
+    pruning = SparsityCallback(patterns=[Coupled()], schedule=Constant(0.5), shrink=shrink)
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    options = {"accelerator": "cpu", "logger": False, "limit_val_batches": 0, **quiet}
-    trainer = L.Trainer(max_steps=len(batches), callbacks=[pruning], **options)
+    settings = {"accelerator": "cpu", "logger": False, "limit_val_batches": 0, **quiet, **options}
+    trainer = L.Trainer(max_steps=len(batches), callbacks=[pruning], **settings)
     trainer.fit(model, DataLoader(batches, batch_size=None), DataLoader(batches[:1], batch_size=None))
 
 
@@ -162,6 +175,64 @@ def test_inputs_may_be_those_of_the_model():
         resolve([Coupled()], model)
     model.example_input_array = VECTORS
     assert len(resolve([Coupled()], model)) == 2
+
+
+class Convolutions(Regression):
+    """Two convolutions, which take inputs of their own dtype only; its example inputs are in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 3, 3, padding=1)))
+        self.example_input_array = torch.zeros(2, 3, 8, 8)
+
+
+PRECISIONS = {"bf16-true": torch.bfloat16, "64-true": torch.float64}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shrink", [None, Shrink(at_least=0.0)], ids=["whole", "shrunk"])
+def test_a_convolution_is_traced_in_the_precision_of_its_trainer(precision, shrink):
+    torch.manual_seed(0)
+    model = Convolutions()
+    fit(model, [torch.randn(4, 3, 8, 8)] * 6, precision=precision, shrink=shrink)
+    weight = model.model[0].weight
+    assert weight.dtype == PRECISIONS[precision]
+    assert int((weight.flatten(1) == 0).all(1).sum()) == 8, "half of the 16 channels are not pruned"
+    assert model.example_input_array.dtype == torch.float32, "the example inputs of the user were changed"
+    assert len(compact(model).model[0].weight) == 8
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_example_inputs_are_those_that_the_trainer_makes_of_batches_where_weights_have_several_dtypes(precision):
+    class OwnNorm(Convolutions):
+        """Its norm stays in single precision, whatever the trainer has converted it to."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model.insert(1, nn.BatchNorm2d(16))
+
+        def on_fit_start(self) -> None:
+            self.model[1].float()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            up, norm, *rest = self.model
+            return nn.Sequential(*rest)(norm(up(x).float()).to(x.dtype))
+
+    model = OwnNorm()
+    fit(model, [torch.randn(4, 3, 8, 8)] * 2, precision=precision)
+    assert {p.dtype for p in model.parameters()} == {torch.float32, PRECISIONS[precision]}
+    assert [family.units for family in couplings(model)] == [16]
+
+
+def test_inputs_that_are_passed_stay_as_they_are_and_the_error_says_to_cast_them():
+    model, images = Convolutions().bfloat16(), torch.randn(2, 3, 8, 8)
+    advice = r"The inputs are torch.float32 and the parameters torch.bfloat16: cast the inputs"
+    with pytest.raises(PatternError, match=advice):
+        resolve([Coupled(inputs=(images,))], model)
+    assert len(resolve([Coupled(inputs=(images.bfloat16(),))], model)) == 1
+    linear = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).bfloat16()  # torch.export takes any dtype
+    for make in (compact, compact_program):
+        with pytest.raises(SparseLightningError, match=advice), pytest.warns(NothingToRemoveWarning):
+            make(linear, (torch.randn(2, 4),))
 
 
 def test_the_command_line_prints_the_units_of_a_recipe_without_training(capsys, tmp_path, monkeypatch):

@@ -15,11 +15,13 @@ from sparse_lightning import (
     OBS,
     AverageTaylor,
     Blocks,
+    FlowError,
     Linear,
     Magnitude,
     Neurons,
     OneShot,
     Refit,
+    ScoreWarning,
     Sparsifier,
     Wanda,
 )
@@ -103,6 +105,60 @@ def test_a_run_resumes_bit_for_bit_inside_and_outside_of_windows(stop, compensat
     train(second, after, range(stop, 64), rate=0.1)
     for name, value in whole.state_dict().items():
         assert torch.equal(second.state_dict()[name], value), name
+
+
+UPDATED_AT_THE_END = {
+    "N:M": ([NM("up.weight", 2, 4)], Wanda(), None),
+    "N:M, refitted": ([NM("up.weight", 2, 4)], Wanda(), Refit()),
+    "refitted": ([Neurons("up", "down")], Magnitude(), Refit()),
+    "removal errors": ([Neurons("up", "down")], OBS(), None),
+}
+
+
+@pytest.mark.parametrize("name", UPDATED_AT_THE_END)
+@pytest.mark.parametrize("every", [1, 19])
+def test_the_last_update_of_a_run_has_inputs_if_it_follows_another_one(name, every):
+    """There is no forward pass between the two, so that it takes those of the one before, resumed or not."""
+
+    def made():
+        patterns, criterion, compensation = UPDATED_AT_THE_END[name]
+        schedule = Linear(0.5, begin=0, end=20)
+        return Sparsifier(patterns, schedule, criterion, update_every=every, compensation=compensation)
+
+    first, before = Net(), made()
+    train(first, before, range(20), rate=0.1)
+    second, after = Net(), made()
+    second.load_state_dict(first.state_dict())
+    after.load_state_dict(before.state_dict())
+    after.attach(second, torch.optim.SGD(second.parameters(), 0.1))
+    for sparsifier in (before, after):
+        sparsifier.finish()
+        assert sparsifier.sparsity() == 0.5
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_inputs_of_an_update_are_not_those_of_the_next_one():
+    model, sparsifier = Net(), Sparsifier([NM("up.weight", 2, 4)], Linear(0.5, begin=0, end=9), update_every=1)
+    train(model, sparsifier, range(5))
+    torch.testing.assert_close(sparsifier.state_dict()["input_norms"]["up.weight"], squares([4]))
+
+
+def test_a_layer_without_inputs_since_the_last_update_postpones_the_next_one():
+    model, sparsifier = (
+        Net(rare=range(0, 40, 4)),
+        Sparsifier([NM(["up.weight", "rare.weight"])], Linear(0.5, end=30), update_every=1),
+    )
+    with pytest.warns(ScoreWarning, match="rare.weight is missing.* the update is repeated"):
+        train(model, sparsifier, range(40))
+    assert sparsifier.sparsity() == 0.5
+    assert [int((weight == 0).sum()) for weight in (model.up.weight, model.rare.weight)] == [32, 32]
+
+
+def test_a_layer_that_is_never_called_is_an_error():
+    model, sparsifier = Net(), Sparsifier([NM(["up.weight", "rare.weight"])], Linear(0.5, begin=0, end=30))
+    with pytest.raises(FlowError, match="no forward pass"):
+        train(model, sparsifier, range(40))
 
 
 @pytest.mark.parametrize("criterion", [Wanda(), OBS()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import threading
 from importlib.util import find_spec
 
 import lightning as L
@@ -23,6 +24,7 @@ from sparse_lightning import (
     NM,
     Blocks,
     Constant,
+    Coupled,
     Cubic,
     Linear,
     Neurons,
@@ -372,6 +374,65 @@ def test_a_report_can_be_written_again_with_other_results(run, tmp_path):
     assert text.splitlines()[-1].split() == ["test_accuracy", "0.5000"]
     with pytest.warns(DeprecationWarning, match=r"report\.write is deprecated: use write_report"):
         assert write(tmp_path, report.outcome, report, {"sparse": {"test_accuracy": 0.5}}) == text
+
+
+class WithInputs(Net):
+    """Its forward pass is timed on example inputs, which are in single precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.example_input_array = torch.zeros(2, 16)
+
+
+class WithUnits(WithInputs):
+    """Without the norm, which pins the units between its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.Identity()
+
+
+PATTERNS = {"blocks": (WithInputs, Blocks(LAYERS, (4, 4))), "compact": (WithUnits, Coupled())}
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true", "bf16-mixed"])
+@pytest.mark.parametrize("form", PATTERNS)
+def test_a_report_of_any_precision_has_the_time_of_a_forward_pass(tmp_path, form, precision):
+    build, pattern = PATTERNS[form]
+    trainer(pruning(patterns=[pattern]), Report(tmp_path), precision=precision).fit(build())
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    measured = json.loads((tmp_path / "results.json").read_text("utf-8"))["footprint"]
+    assert (measured["export"], measured["dense"]["ms"] > 0) == (form, True)
+    assert (measured["sparse"]["ms"] is not None) == (form == "compact"), "kept blocks are not timed"
+
+
+@pytest.mark.parametrize("form", PATTERNS)
+def test_a_model_that_does_not_run_on_its_example_inputs_keeps_its_results(tmp_path, form, caplog):
+    build, pattern = PATTERNS[form]
+
+    class OfOtherInputs(L.Callback):
+        def on_train_end(self, trainer, pl_module):
+            pl_module.example_input_array = torch.zeros(2, 17)
+
+    report = Report(tmp_path)
+    trainer(pruning(patterns=[pattern]), OfOtherInputs(), report).fit(build())
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    measured = json.loads((tmp_path / "results.json").read_text("utf-8"))["footprint"]
+    assert [measured[kind]["ms"] for kind in ("dense", "sparse")] == [None, None]
+    assert measured["dense"]["parameters"] > measured["sparse"]["parameters"] > 0
+    [line] = [line for line in report.table.splitlines() if line.startswith("ms per forward")]
+    assert line.split()[-2:] == ["-", "-"]
+    assert f"{build.__name__} is not timed, as it does not run on its example inputs: RuntimeError: mat1" in caplog.text
+
+
+def test_a_model_that_cannot_be_copied_keeps_its_results(tmp_path, caplog):
+    net = WithUnits()
+    net.lock = threading.Lock()
+    trainer(pruning(patterns=[Coupled()]), Report(tmp_path)).fit(net)
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    measured = json.loads((tmp_path / "results.json").read_text("utf-8"))["footprint"]
+    assert (measured["export"], measured["dense"]["ms"] > 0) == ("blocks", True)
+    assert "the compacted model is left out of the results: TypeError: cannot pickle" in caplog.text
 
 
 def test_fast_dev_run_leaves_a_report(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import signal
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import torch
 from forked import FORKED
 from resumable import CASES, SAVE_EVERY, STEPS, train, train_until
 from small_nets import LAYERS
+
+from sparse_lightning.app.folders import last_checkpoint as newest_in_run
+from sparse_lightning.app.folders import last_run, newest_checkpoint
 
 KILLS = {"movement": (4, 10, 20), "soft": (9, 17)}
 """Before which steps runs are killed; all others are killed once."""
@@ -126,3 +130,50 @@ def test_the_masks_of_a_run_are_in_its_checkpoint(tmp_path):
     state = saved["callbacks"][callback.state_key]
     assert set(state["masks"]) == set(LAYERS)
     assert not differences(state, callback.state_dict())
+
+
+def written(file: Path, step: int, time: int) -> Path:
+    """Write a checkpoint of a step at a time; return its path."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"global_step": step}, file)
+    os.utime(file, (time, time))
+    return file
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "interrupted.ckpt", "step=100.ckpt", "interrupted.ckpt/meta.pt"])
+def test_a_run_resumes_from_its_highest_step_also_without_the_times_of_its_files(name, tmp_path):
+    written(tmp_path / "step=27.ckpt", 27, 3)
+    written(tmp_path / "best.ckpt", 9, 4)
+    expected = tmp_path / Path(name).parts[0]
+    written(tmp_path / name, 100, 1)
+    assert newest_checkpoint(tmp_path) == expected
+
+
+def test_a_truncated_checkpoint_of_the_highest_step_is_passed_over(tmp_path, capsys):
+    kept = written(tmp_path / "interrupted.ckpt", 27, 1)
+    cut = written(tmp_path / "step=50.ckpt", 50, 3)
+    written(tmp_path / "step=9.ckpt", 9, 2)
+    os.truncate(cut, 300)
+    os.utime(cut, (3, 3))
+    assert newest_in_run(tmp_path) == kept
+    assert f"{cut} is truncated, and passed over for {kept}" in capsys.readouterr().err
+
+
+def test_of_checkpoints_of_one_step_the_end_of_the_run_and_then_the_newer_file_is_taken(tmp_path):
+    written(tmp_path / "interrupted.ckpt", 27, 1)
+    newer, last = written(tmp_path / "step=27.ckpt", 27, 2), tmp_path / "last.ckpt"
+    last.symlink_to(newer.name)
+    assert newest_checkpoint(tmp_path).resolve() == newer
+    last.unlink()
+    torch.save({"weight": torch.ones(2)}, tmp_path / "weights.ckpt")  # the newest, and without a step
+    assert newest_checkpoint(tmp_path) == newer
+    written(last, 26, 0)
+    assert newest_checkpoint(tmp_path) == newer
+    written(last, 27, 0)
+    assert newest_checkpoint(tmp_path) == last, "it holds what was done after the last step"
+
+
+def test_between_runs_the_time_decides(tmp_path):
+    written(tmp_path / "long" / "checkpoints" / "step=900.ckpt", 900, 1)
+    written(tmp_path / "newer" / "checkpoints" / "step=9.ckpt", 9, 2)
+    assert last_run(tmp_path) == tmp_path / "newer"

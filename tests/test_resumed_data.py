@@ -3,6 +3,7 @@ had left."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import random
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from forked import on_ranks
+from forked import FORKED, on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 from law_examples import EXAMPLES, USUAL
@@ -237,14 +238,15 @@ def test_the_command_line_resumes_within_an_epoch(tmp_path, monkeypatch):
         assert torch.equal(weight, resumed["state_dict"][name]), name
 
 
-def stop_at(hook, count, monkeypatch):
-    """Let a run get SIGTERM at the call of a hook with this number."""
-    calls = []
+def stop_at(hook, count, monkeypatch, number=signal.SIGTERM):
+    """Let a run get a signal at the call of a hook with this number."""
+    calls, usual = [], getattr(Interruption, hook)
 
     def stopping(self, trainer, *args, **kwargs):
         calls.append(trainer.sanity_checking)
         if calls.count(False) == count:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
+        usual(self, trainer, *args, **kwargs)
 
     monkeypatch.setattr(Interruption, hook, stopping)
 
@@ -289,3 +291,69 @@ def test_a_run_that_was_stopped_before_its_results_were_written_has_them_when_it
         (tmp_path / "run" / name).unlink()
     assert answer([*typed, "ckpt_path=last"]) == 0
     assert json.loads((tmp_path / "run" / "results.json").read_text())["sparse"] == whole["sparse"]
+
+
+def rows(folder):
+    """The rows of metrics.csv, without the metrics that they do not have."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+LOGGED = [
+    *("--config-dir", OWN, "recipe=small", "compare_dense=false", "schedule.begin=1", "schedule.end=17"),
+    *("trainer.max_epochs=3", "trainer.log_every_n_steps=4", "update_every=1"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "settings"),
+    [
+        (8, []),
+        (6, ["trainer.log_every_n_steps=6"]),  # the last batch of an epoch, which a validation follows
+        (6, ["trainer.log_every_n_steps=6", "trainer.limit_val_batches=0"]),
+        (18, ["trainer.log_every_n_steps=6", "trainer.limit_val_batches=0"]),
+    ],
+)
+def test_the_step_at_which_a_run_is_stopped_is_logged_once(count, settings, tmp_path, monkeypatch):
+    """It stops at a step that Lightning logs, and has no batch after that."""
+    monkeypatch.chdir(tmp_path)
+    typed = [*LOGGED, *settings]
+    assert answer([*typed, "folder=whole"]) == 0
+    with monkeypatch.context() as patched:
+        stop_at("on_train_batch_start", count, patched)
+        with pytest.raises(SystemExit, match="143"):
+            answer([*typed, "folder=stopped"])
+    [saved] = tmp_path.glob("stopped/checkpoints/interrupted.ckpt")
+    assert torch.load(saved, weights_only=True)["global_step"] == count
+    assert answer([*typed, "folder=stopped", "ckpt_path=last"]) == 0
+    whole = rows(tmp_path / "whole")
+    assert [row for row in whole if int(row["step"]) == count - 1 and "train_loss" in row]
+    assert rows(tmp_path / "stopped") == whole
+
+
+def run_until_killed(folder, count, *typed):
+    """Run a command line until kill -9 before a batch; a call of its own process."""
+    os.chdir(folder)
+    with pytest.MonkeyPatch.context() as patched:
+        stop_at("on_train_batch_start", count, patched, signal.SIGKILL)
+        answer(list(typed))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the run ended at a target sparsity")
+@pytest.mark.parametrize("count", [4, 6, 11])
+def test_a_killed_run_has_the_rows_of_a_whole_one(count, tmp_path, monkeypatch):
+    """Masks are updated, and logged, at more steps than those that Lightning logs, and than those with a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    typed = [*LOGGED, "checkpoint_every=3", "trainer.log_every_n_steps=50"]
+    assert answer([*typed, "folder=whole"]) == 0
+    run = FORKED.Process(target=run_until_killed, args=(tmp_path, count, *typed, "folder=killed"))
+    run.start()
+    run.join()
+    assert run.exitcode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.glob("killed/checkpoints/step=*")] == [f"step={(count - 1) // 3 * 3}.ckpt"]
+    assert answer([*typed, "folder=killed", "ckpt_path=last"]) == 0
+    whole = rows(tmp_path / "whole")
+    assert {int(row["step"]) for row in whole} >= set(range(1, 17)), "updates were not logged"
+    assert rows(tmp_path / "killed") == whole

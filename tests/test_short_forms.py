@@ -90,6 +90,7 @@ def test_names_of_methods_and_budgets():
     ("role", "given", "text"),
     [
         ("criterion", "tailor", r"no criterion 'tailor': did you mean 'taylor'\?"),
+        ("criterion", "mag", r"no criterion 'mag': did you mean 'magnitude'\?"),
         ("criterion", "ema", r"criterion='ema' needs arguments: pass EMA\(…\), not its name"),
         ("criterion", Taylor, r"criterion=<class .*Taylor'> is not a criterion: pass one, such as Magnitude\(\)"),
         ("criterion", 3, r"criterion=3 is not a criterion"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+from pickle import UnpicklingError
 from tempfile import TemporaryFile
 from zipfile import BadZipFile, ZipFile
 
@@ -63,8 +65,8 @@ def resumed_folder(folder: Path) -> Path:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint in a folder that is whole, and print which are passed over; None for none."""
-    found, passed = _newest(folder, "*.ckpt")
+    """Return what `newest_checkpoint` does, and print which newer files are passed over."""
+    found, passed = _furthest(folder)
     if passed and is_rank_zero():
         instead = f"for {found}" if found else "to start again"
         print(f"ckpt_path: {_names(passed)} truncated, and passed over {instead}", file=sys.stderr)
@@ -72,8 +74,42 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint in a folder that is whole; None for none."""
-    return _newest(folder, "*.ckpt")[0]
+    """Return the whole checkpoint of the highest step in the folder of one run; None for none.
+
+    Copies of a folder may have lost the times of its files. Of equal steps, the state that the run has ended with is
+    the newest one, and then the file that was written last. Where the step of one cannot be read, times decide.
+    """
+    return _furthest(folder)[0]
+
+
+def _furthest(folder: Path) -> tuple[Path | None, list[Path]]:
+    """Return the whole checkpoint of the highest step, and files written after it that are not whole."""
+    paths = sorted(filter(is_checkpoint, folder.glob("*.ckpt")), key=_time, reverse=True)
+    whole = [path for path in paths if is_whole(path)]
+    steps = {path: _step(path) for path in whole} if len(whole) > 1 else {}
+    if None in steps.values():
+        steps = {}
+    found = max(whole, key=lambda path: (steps.get(path) or 0, _is_end(path)), default=None)  # the first one of equals
+    passed = paths if found is None else paths[: paths.index(found)]
+    return found, [path for path in passed if path not in whole]
+
+
+def _step(path: Path) -> int | None:
+    """Return the step of a whole checkpoint: that of its name, or the one in it; None where there is none."""
+    if found := re.match(r"step=(\d+)", path.resolve().name):
+        return int(found[1])
+    import torch  # the command line looks for folders before it needs torch
+
+    try:
+        saved = torch.load(_main_file(path), map_location="meta", mmap=True, weights_only=True)
+    except (RuntimeError, EOFError, UnpicklingError):
+        return None
+    return saved.get("global_step") if isinstance(saved, dict) else None
+
+
+def _is_end(path: Path) -> bool:
+    """Whether a checkpoint was written at the end of a run: until then, Lightning makes `last.ckpt` a link."""
+    return path.name == "last.ckpt" and not path.is_symlink()
 
 
 def _newest(folder: Path, glob: str) -> tuple[Path | None, list[Path]]:
@@ -105,9 +141,8 @@ def is_whole(path: Path) -> bool:
         >>> is_whole(Path(__file__))
         False
     """
-    file = path / LAST_WRITTEN if path.is_dir() else path
     try:
-        with ZipFile(file) as archive:
+        with ZipFile(_main_file(path)) as archive:
             return any(name.endswith("data.pkl") for name in archive.namelist())
     except (BadZipFile, OSError):
         return False
@@ -125,4 +160,9 @@ def has_shards(folder: Path) -> bool:
 
 def _time(path: Path) -> int:
     """Return when a checkpoint was written; the time of a folder is not that of its files."""
-    return (path if path.is_file() else path / LAST_WRITTEN).stat().st_mtime_ns
+    return _main_file(path).stat().st_mtime_ns
+
+
+def _main_file(path: Path) -> Path:
+    """Return the file of a checkpoint, or the one of a folder of shards that is not a shard."""
+    return path / LAST_WRITTEN if path.is_dir() else path

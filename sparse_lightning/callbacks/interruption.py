@@ -38,6 +38,7 @@ class Interrupted(Exception):
 class Interruption(L.Callback):
     """Save a checkpoint and stop on SIGINT or SIGTERM, at the end of the current step, or of the validation after it.
 
+    After a step, the run stops once Lightning has logged it, which it does after the hooks of the batch.
     A second Ctrl-C stops at once. The previous signal handlers are restored after the fit. With several processes,
     rank 0 of each machine handles SIGINT and every rank SIGTERM, and all ranks stop after the same step, a few steps
     later.
@@ -52,6 +53,7 @@ class Interruption(L.Callback):
     def __init__(self, file: Path = Path("interrupted.ckpt")) -> None:
         self.file = file
         self.received: int | None = None
+        self._is_saved = False
         self._before: dict[int, Any] = {}
 
     @property
@@ -86,13 +88,27 @@ class Interruption(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save and stop, if requested; not within a step, and not before a validation, as `StepCheckpoint`."""
+        """Save, if requested; not within a step, and not before a validation, as `StepCheckpoint`."""
         if accumulates(trainer) or validates_next(trainer):
             return
         if trainer.world_size > 1 and trainer.global_step % SYNC_EVERY:
             return
         if _any_rank(trainer, self.was_requested):
             save(trainer, self.file)
+            self._is_saved = True
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Stop before the next batch of the epoch."""
+        self._stop_if_saved()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop, if that was the last batch of the epoch."""
+        self._stop_if_saved()
+
+    def _stop_if_saved(self) -> None:
+        if self._is_saved:
             raise self.interrupted()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

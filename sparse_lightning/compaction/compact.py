@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from sparse_lightning.compaction.optimizers import check_state, rebind
 from sparse_lightning.compaction.pretrained_config import adapt_config, warn_of_config
-from sparse_lightning.compaction.same_outputs import SizeSearch, check_same, outputs, parameter_shapes, runs_on
+from sparse_lightning.compaction.same_outputs import SizeSearch, check_same, outputs_of_whole, parameter_shapes, runs_on
 from sparse_lightning.compaction.size_attributes import Sizes
 from sparse_lightning.compaction.size_changes import SizeChanges, set_sizes
 from sparse_lightning.compaction.zero_units import KeptUnits, ZeroUnits, find_zero_units, warn_if_none
@@ -121,7 +121,7 @@ def compacted(model: nn.Module, inputs: Inputs = None) -> Compacted:
         varied = inputs_used.varied()
         is_other = varied is not inputs_used and runs_on(whole, varied)
         for given in (inputs_used, varied) if is_other else (inputs_used,):
-            check_same(outputs(whole, given), given, search, "cannot be compacted as a module", _INSTEAD)
+            check_same(outputs_of_whole(whole, given), given, search, "cannot be compacted as a module", _INSTEAD)
     adapt_config(made.model, found.units)
     return made
 

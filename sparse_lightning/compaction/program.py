@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from sparse_lightning.compaction.fixed_sizes import warn_of_fixed_sizes
-from sparse_lightning.compaction.same_outputs import difference, outputs, tensors_in
+from sparse_lightning.compaction.same_outputs import difference, outputs_of_whole, tensors_in
 from sparse_lightning.compaction.zero_units import KeptUnits, find_zero_units, warn_if_none
 from sparse_lightning.compat.torch import uncompiled
 from sparse_lightning.errors import SparseLightningError
@@ -93,9 +93,10 @@ def _checked(whole: nn.Module, small: nn.Module, inputs: ExampleInputs) -> Any:
     Raises:
         SparseLightningError: if they are not those of the model.
     """
+    expected = outputs_of_whole(whole, inputs)
     with torch.no_grad():
         made = small(*inputs.args, **inputs.kwargs)
-    gap = difference(outputs(whole, inputs), tensors_in(made))
+    gap = difference(expected, tensors_in(made))
     if gap is not None:
         raise SparseLightningError(
             f"{type(whole).__name__} cannot be compacted: {gap}. This is a fault of a rule in sparse_lightning.graph: "

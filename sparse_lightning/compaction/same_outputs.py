@@ -118,12 +118,16 @@ def change_of(
     try:
         reason = difference(expected, outputs(search.small, inputs), tolerances)
     except FAILURES as error:
-        lines = str(error).strip().splitlines()
-        cause, reason = error, f"{type(error).__name__}: {lines[0] if lines else ''}"
+        cause, reason = error, _first_line(error)
     if reason is None:
         return None
     culprit = search.culprit(cause) or "its code tells units apart by their position or number"
     return Change(f"{culprit} ({reason})", cause)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def check_same(expected: list[Tensor], inputs: ExampleInputs, search: SizeSearch, refusal: str, advice: str) -> None:
@@ -154,6 +158,20 @@ def outputs(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)
         return tensors_in(inputs.run(model))
+
+
+def outputs_of_whole(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
+    """Return the `outputs` that those of a smaller model are compared with.
+
+    Raises:
+        SparseLightningError: if the model does not run on the inputs; torch.export does not check all dtypes.
+    """
+    try:
+        return outputs(model, inputs)
+    except FAILURES as error:
+        advice = inputs.cast_advice(model) or "Check that it runs on them in eval mode"
+        name, reason = type(model).__name__, _first_line(error)
+        raise SparseLightningError(f"{name} does not run on its example inputs: {reason}. {advice}") from error
 
 
 def runs_on(model: nn.Module, inputs: ExampleInputs) -> bool:

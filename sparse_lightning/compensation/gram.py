@@ -12,7 +12,7 @@ from sparse_lightning.blocks.shards import has_others, is_sharded, summed
 from sparse_lightning.compat.own_hook import OwnHook
 from sparse_lightning.compat.torch import recompile
 from sparse_lightning.compensation.reading_layer import ReadingLayer, reading_layers
-from sparse_lightning.errors import PatternError, SparseLightningError
+from sparse_lightning.errors import PatternError, UnseenInputsError
 from sparse_lightning.flow.finite import all_finite
 
 
@@ -46,6 +46,8 @@ class GramMatrices:
         self._by_module = {layer.module: layer for layer in self.layers}
         self._of = {id(layer.weight): layer for layer in self.layers}
         self._sums: dict[int, Tensor] = {}
+        self.is_ended = False
+        """Whether the next input starts anew."""
         modules = self._by_module
         self._handles = [
             module.register_forward_pre_hook(OwnHook(self._collect), with_kwargs=True) for module in modules
@@ -55,6 +57,8 @@ class GramMatrices:
     def _collect(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not self.is_observing or (self._only_training and not torch.is_grad_enabled()):
             return
+        if self.is_ended:
+            self.reset()
         x = (inputs[0] if inputs else next(iter(named.values()))).detach()
         layer = self._by_module[module]
         if is_sharded(x):
@@ -81,7 +85,7 @@ class GramMatrices:
     def __getitem__(self, weight: Tensor) -> Tensor:
         total = self._total(self._of[id(weight)])
         if total is None:
-            raise SparseLightningError(
+            raise UnseenInputsError(
                 f"{self._of[id(weight)].name} has had no inputs that were observed since the last update: run batches "
                 "through this layer, or exclude it. A Sparsifier observes those shortly before scheduled updates"
             )
@@ -121,7 +125,11 @@ class GramMatrices:
 
     def reset(self) -> None:
         """Set all matrices to zero observations, and continue to observe."""
-        self._sums = {}
+        self._sums, self.is_ended = {}, False
+
+    def end(self) -> None:
+        """Let the next input start new matrices; these stay until then."""
+        self.is_ended = True
 
     def close(self) -> None:
         """Remove the hooks."""

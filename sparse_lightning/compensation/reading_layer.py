@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from sparse_lightning.blocks.shards import held, is_sharded, local_part
 from sparse_lightning.errors import PatternError
@@ -116,7 +117,8 @@ def reading_layers(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> l
         if module is None:
             raise PatternError(
                 f"{name} of shape {tuple(weight.shape)} is not the weight of a linear layer or of a Conv2d without "
-                "groups, so its inputs are not observed: exclude it from the patterns, or prune without compensation"
+                "groups, or belongs to nn.MultiheadAttention, which reads it without calling its layer. So its inputs "
+                "are not observed: exclude it from the patterns, or prune without compensation"
             )
         bias: Any = getattr(module, "bias", None)
         found.append(ReadingLayer(module, name, weight, bias))
@@ -126,7 +128,9 @@ def reading_layers(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> l
 def _is_linear(module: nn.Module) -> bool:
     if isinstance(module, nn.Conv2d):
         return module.groups == 1 and module.padding_mode == "zeros" and module.padding != "same"
-    return isinstance(module, nn.Linear) or is_transposed(module)
+    # nn.MultiheadAttention reads the weight of its own layer without calling it.
+    is_called = isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
+    return is_called or is_transposed(module)
 
 
 def is_transposed(module: nn.Module | None) -> bool:

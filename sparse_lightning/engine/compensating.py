@@ -57,6 +57,15 @@ class Compensating:
         """Start new Gram matrices after an update."""
         self._grams.reset()
 
+    def end(self) -> None:
+        """Let the next input start new Gram matrices."""
+        self._grams.end()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the next input starts new Gram matrices."""
+        return self._grams.is_ended
+
     def close(self) -> None:
         """Remove the hooks from the model."""
         self._grams.close()

@@ -24,7 +24,7 @@ from sparse_lightning.blocks.union import count_pruned
 from sparse_lightning.engine import masks as packed
 from sparse_lightning.engine.attached import note_attached, note_closed
 from sparse_lightning.engine.budget_split import BudgetSplit
-from sparse_lightning.engine.configuration import Configuration
+from sparse_lightning.engine.configuration import NEVER, Configuration
 from sparse_lightning.engine.defaults import resolved
 from sparse_lightning.engine.first_masks import warn_of_zeros
 from sparse_lightning.engine.grown import GrownBlocks
@@ -40,10 +40,10 @@ from sparse_lightning.engine.ranks import agree
 from sparse_lightning.engine.regrowth import check_can_grow
 from sparse_lightning.engine.replaced import Replaced
 from sparse_lightning.engine.saved_state import check_state, warn_of_inputs
-from sparse_lightning.engine.scoring import Scores, Scoring
+from sparse_lightning.engine.scoring import Scores, Scoring, warn_postponed
 from sparse_lightning.engine.shrinkable import check_others, check_processes
 from sparse_lightning.engine.shrinking import Shrinking
-from sparse_lightning.errors import PatternError
+from sparse_lightning.errors import PatternError, UnseenInputsError
 from sparse_lightning.methods import Method, UpdateContext
 from sparse_lightning.patterns import Attachment
 from sparse_lightning.patterns.adapters import AdapterWatch
@@ -318,7 +318,13 @@ class Engine:
     def _score(self) -> Scores | None:
         """Score all blocks; None where that is not possible now, and an update is owed."""
         self._start_observation()
-        scores = self.scoring.score(self.position.step, self.position.target, self._live_masks())
+        at, scores = self.position, None
+        try:
+            scores = self.scoring.score(at.step, at.target, self._live_masks())
+        except UnseenInputsError as error:  # a layer that no step calls has had no update either
+            if at.last_update == NEVER:
+                raise
+            warn_postponed(f"scores cannot be computed ({error})", at.step)
         self.position.is_owed = scores is None
         is_first = self.position.starts_at_final and not self._buffer.is_pruned  # of weights that are not trained yet
         return self.scoring.first_mask(scores) if scores is not None and is_first else scores
@@ -354,7 +360,7 @@ class Engine:
 
     def _record(self, changed: int, target: float | None = None) -> None:
         """Note the update, and start new input norms."""
-        self.scoring.reset_inputs()
+        self.scoring.reset_inputs(stay=self.position.is_followed())
         self.position.record(changed / max(1, sum(s.scope.numblk() for s in self.scopes)), target)
 
     def take_up(self, masks: Mapping[str, Tensor], sparsity: float) -> None:

@@ -92,6 +92,10 @@ class Position:
         self._observed = self.step
         return is_anew
 
+    def is_followed(self) -> bool:
+        """Whether the next step has an update, too; the last one may have no forward pass before it."""
+        return self._has_update_in([self.step + 1])
+
     def record(self, churn: float, target: float | None = None) -> None:
         """Note an update at this step.
 

@@ -36,6 +36,7 @@ FORM: Mapping[str, Any] = {
     "growth": (None, _SCORER),
     "input_norms": {EACH: Tensor},
     "gram_matrices": {EACH: Tensor},
+    "inputs_ended": bool,
 }
 """What each entry is, where a state has it: a type, the dtype of a tensor, a mapping of forms, or alternatives.
 

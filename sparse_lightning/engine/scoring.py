@@ -155,7 +155,7 @@ class Scoring:
 
     def close(self) -> None:
         """Remove the hooks from the model."""
-        for observer in [each for each in (self._norms, self._compensating) if each is not None]:
+        for observer in self._observers():
             observer.close()
 
     def forget_inputs(self) -> None:
@@ -163,10 +163,20 @@ class Scoring:
         self.close()
         self._norms = self._compensating = None
 
-    def reset_inputs(self) -> None:
-        """Start new input norms: those of an update cover the steps since the previous one."""
-        for observer in [each for each in (self._norms, self._compensating) if each is not None]:
-            observer.reset()
+    def reset_inputs(self, stay: bool) -> None:
+        """Start new input norms: those of an update cover the steps since the previous one.
+
+        Args:
+            stay: until the next input is observed, for an update that is made before it, as at the end of a run.
+        """
+        for observer in self._observers():
+            if stay:
+                observer.end()
+            else:
+                observer.reset()
+
+    def _observers(self) -> list[TrainingInputNorms | Compensating]:
+        return [each for each in (self._norms, self._compensating) if each is not None]
 
     def at_step(self, step: int, is_owed: bool) -> None:
         """Observe the inputs of layers before this step, if an update is near.
@@ -292,6 +302,7 @@ class Scoring:
         norms = {} if self._norms is None else self._norms.total_squares()
         return {
             **self.flow_state(),
+            "inputs_ended": any(observer.is_ended for observer in self._observers()),
             "input_norms": {names[id(weight)]: squares.cpu() for weight, squares in norms.items()},
             **({} if self._compensating is None else {"gram_matrices": self._compensating.state_dict()}),
         }
@@ -333,6 +344,8 @@ class Scoring:
                     "model and patterns"
                 )
             self._norms.load_squares({by_name[n]: s.to(by_name[n].device) for n, s in state["input_norms"].items()})
+        if state.get("inputs_ended", False):
+            self.reset_inputs(stay=True)
 
 
 def _not_finite_in(named: Mapping[str, Sequence[Tensor]]) -> list[str]:
@@ -349,8 +362,13 @@ def _holds_any(optimizer: Optimizer, params: Sequence[Tensor]) -> bool:
 
 def _warn_postponed(names: list[str], reason: str, step: int) -> None:
     who = ", ".join(dict.fromkeys(names)) or "parameters on another rank"
+    warn_postponed(f"{who} {reason}", step)
+
+
+def warn_postponed(reason: str, step: int) -> None:
+    """Warn that there is no update at a step."""
     warnings.warn(
-        f"{who} {reason} at step {step}: the masks stay as they are, and the update is repeated at the next step",
+        f"{reason} at step {step}: the masks stay as they are, and the update is repeated at the next step",
         ScoreWarning,
         stacklevel=2,
     )

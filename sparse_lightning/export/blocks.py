@@ -29,7 +29,8 @@ class KeptBlocks:
     A block is omitted if all of its bits are 0 in the weights, whatever the masks of the Sparsifier are: the export is
     lossless. For each view `i` of a parameter `w` that is divided into blocks, the file has:
 
-    - `w/blocks.i`: the kept blocks, `(kept, *block)`; flattened if blocks at the edge are smaller.
+    - `w/blocks.i`: the kept blocks, `(kept, *block)`; flattened if blocks at the edge are smaller. No block is larger
+      than its view.
     - `w/mask.i`: a bit for each block, 1 = omitted, packed by `sparse_lightning.engine.masks.pack`.
     - `w/rest`: the elements outside all views, if there are any.
 

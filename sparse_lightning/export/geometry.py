@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,7 +41,17 @@ class BlockGeometry:
     def of(spec: BlockSpec) -> BlockGeometry:
         """Return the geometry of the blocks of a spec."""
         base, view = Layout.of(spec.param), spec.view.layout
-        return BlockGeometry(base.shape, base.stride, view.shape, view.stride, view.offset - base.offset, spec.shape)
+        offset = view.offset - base.offset
+        return BlockGeometry(base.shape, base.stride, view.shape, view.stride, offset, spec.shape).fitted()
+
+    def fitted(self) -> BlockGeometry:
+        """Return the same blocks by a shape within the view: of a block that is larger, only that part has elements.
+
+        Example:
+            >>> BlockGeometry((3, 8), (8, 1), (3, 8), (8, 1), 0, (4, 4)).fitted().block
+            (3, 4)
+        """
+        return replace(self, block=tuple(min(b, max(1, n)) for b, n in zip(self.block, self.view, strict=True)))
 
     @property
     def grid(self) -> tuple[int, ...]:

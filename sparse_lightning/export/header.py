@@ -101,7 +101,7 @@ def _geometry(name: str, entry: Any) -> BlockGeometry:
         raise CheckpointError(f"the blocks of {name} have sizes that are not whole numbers")
     made = BlockGeometry(**{key: tuple(shape) for key, shape in shapes.items()}, offset=entry["offset"])
     _check_fit(name, made)
-    return made
+    return made.fitted()
 
 
 def _is_whole(value: Any) -> bool:
@@ -109,11 +109,14 @@ def _is_whole(value: Any) -> bool:
 
 
 LARGEST = 1 << 62
-"""No stride is larger, not even one that is never used."""
+"""No stride is as large, not even one that is never used, and no size of a block."""
 
 
 def _check_fit(name: str, made: BlockGeometry) -> None:
-    """Raise an error unless strides fit shapes, blocks fit the view, and the view has no more elements than exist."""
+    """Raise an error unless strides fit shapes, and the view has no more elements than exist.
+
+    A block may be larger than its view, where it is the smaller one at the edge: nothing is allocated for the excess.
+    """
     is_fitting = (
         min((*made.param, *made.stride, *made.view, 0)) == 0
         and len(made.param) == len(made.stride)
@@ -121,7 +124,7 @@ def _check_fit(name: str, made: BlockGeometry) -> None:
         and all(abs(n) <= _extent(made) for n in (*_steps(made), made.offset))
         and all(abs(n) < LARGEST for n in (*made.stride, *made.view_stride))
         and math.prod(made.view) <= math.prod(made.param)
-        and all(1 <= b <= max(1, n) for b, n in zip(made.block, made.view, strict=True))
+        and all(1 <= b < LARGEST for b in made.block)
     )
     if not is_fitting:
         raise CheckpointError(f"view {made.view} and block {made.block} do not fit {name} of shape {made.param}")

@@ -44,6 +44,8 @@ class InputNorms(Mapping[Tensor, Tensor]):
         self.squares: dict[Tensor, Tensor] = {}
         """The sums of squares of this process, by parameter; sharded if the inputs are sharded."""
         self._before: dict[Tensor, Tensor] = {}
+        self.is_ended = False
+        """Whether the next input starts anew."""
         self._copies = 1
         wanted = None if weights is None else {id(weight) for weight in weights}
         layers = [layer for layer in module.modules() if isinstance(layer, Layer)]
@@ -62,6 +64,8 @@ class InputNorms(Mapping[Tensor, Tensor]):
         return list(self._watched)
 
     def _collect(self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self.is_ended:
+            self.reset()
         x = (inputs[0] if inputs else named["input"]).detach()
         x = x.float() if x.element_size() < 4 else x
         feature = x.ndim - 1 if isinstance(layer, nn.Linear) else x.ndim - (layer.weight.ndim - 1)  # type: ignore[operator]
@@ -117,7 +121,11 @@ class InputNorms(Mapping[Tensor, Tensor]):
 
     def reset(self) -> None:
         """Set all norms to zero observations, and continue to observe."""
-        self.squares, self._before = {}, {}
+        self.squares, self._before, self.is_ended = {}, {}, False
+
+    def end(self) -> None:
+        """Let the next input start new norms; these stay until then."""
+        self.is_ended = True
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -151,7 +159,7 @@ class TrainingInputNorms(InputNorms):
 
     def _has_seen(self, layer: nn.Module) -> bool:
         """Whether the inputs of a layer were observed since the last reset, on any rank before a checkpoint."""
-        return all(param in self.squares or param in self._before for param in self._own[layer])
+        return not self.is_ended and all(param in self.squares or param in self._before for param in self._own[layer])
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparse_lightning.blocks.sparse_block import SparseBlock
-from sparse_lightning.errors import FlowError, did_you_mean
+from sparse_lightning.errors import FlowError, UnseenInputsError, did_you_mean
 from sparse_lightning.flow.inputs import OPTIMIZER
 from sparse_lightning.flow.optimizer_state import fresh, state_tensors
 
@@ -49,7 +49,9 @@ class Sources:
         """
         found = self._find(name, param)
         if found is None:
-            raise FlowError(f"{name} of {owner} is missing{self._missing(name, param)}")
+            is_unseen = name == "input_norm" and self._watches(param)
+            error = UnseenInputsError if is_unseen else FlowError
+            raise error(f"{name} of {owner} is missing{self._missing(name, param)}")
         if found.device != param.device:
             raise FlowError(
                 f"{name} of {owner} is on {found.device}, but the parameter is on {param.device}: move them to "
@@ -80,9 +82,9 @@ class Sources:
             )
         if name == "input_norm":
             return (
-                ": collect it with InputNorms, for the weight or bias of a linear or convolutional layer. If the "
-                f"parameter of shape {tuple(param.shape)} belongs to another layer, such as a norm, use a criterion "
-                "that needs no inputs, such as Magnitude"
+                ": collect it with InputNorms, for the weight or bias of nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d. "
+                f"If the parameter of shape {tuple(param.shape)} belongs to another layer, such as a norm or a "
+                "transposed convolution, use a criterion that needs no inputs, such as Magnitude"
             )
         names = [OPTIMIZER + k for k in self._state(param)]
         return did_you_mean(name, names) or NO_STATE

@@ -36,6 +36,9 @@ class ExampleInputs:
     def of(cls, model: nn.Module, inputs: Inputs) -> ExampleInputs:
         """Return inputs that are passed, or those that the model has: `example_input_array`, then `dummy_inputs`.
 
+        Those of the model are in the precision that it has now, which a trainer may have changed since they were set;
+        those that are passed stay as they are.
+
         Raises:
             CouplingError: if there are none, or the model is not a module.
         """
@@ -43,9 +46,11 @@ class ExampleInputs:
             raise CouplingError(
                 f"a {type(model).__name__} is not a model: pass an nn.Module, into which a state dict is loaded first"
             )
-        for given in (inputs, _attribute(model, "example_input_array"), _attribute(model, "dummy_inputs")):
+        if inputs is not None:
+            return cls._parsed(inputs)
+        for given in (_attribute(model, "example_input_array"), _attribute(model, "dummy_inputs")):
             if given is not None:
-                return cls._parsed(given)
+                return cls._parsed(given).in_precision_of(model)
         raise CouplingError(
             f"{type(model).__name__} has no example inputs: pass inputs, a tuple of tensors or a dict "
             "of keyword arguments, or set example_input_array in the model"
@@ -72,6 +77,28 @@ class ExampleInputs:
     def on(self, device: torch.device) -> ExampleInputs:
         """Return the inputs on a device."""
         return self._changed(lambda t: t.to(device))
+
+    def in_precision_of(self, model: nn.Module) -> ExampleInputs:
+        """Return floating-point inputs as the trainer of the model converts batches, and in the dtype of its weights.
+
+        Where the weights have several dtypes, the trainer alone decides; without a trainer they stay as they are.
+
+        Example:
+            >>> ExampleInputs((torch.zeros(2), torch.tensor(3)), {}).in_precision_of(nn.Linear(2, 2).double()).args
+            (tensor([0., 0.], dtype=torch.float64), tensor(3))
+        """
+        plugin, dtype = _precision_plugin(model), _only_dtype(model)
+        converted = self if plugin is None else ExampleInputs(*plugin.convert_input((self.args, self.kwargs)))
+        return converted if dtype is None else converted.of_dtype(dtype)
+
+    def cast_advice(self, model: nn.Module) -> str:
+        """Return that inputs should be cast, if their dtype is not the one of the weights; an empty text otherwise."""
+        tensors = [item for item in leaves((self.args, self.kwargs)) if isinstance(item, Tensor)]
+        weights = _only_dtype(model)
+        others = {str(tensor.dtype) for tensor in tensors if tensor.is_floating_point() and tensor.dtype != weights}
+        if weights is None or not others:
+            return ""
+        return f"The inputs are {' and '.join(sorted(others))} and the parameters {weights}: cast the inputs"
 
     def run(self, model: nn.Module) -> Any:
         """Call a model without gradients, in evaluation mode, and return its outputs; its modes are restored.
@@ -137,6 +164,20 @@ def _varying(item: Any, depth: int) -> dict[int, Any] | None:
         return None
     few = min(depth, 1 if item.ndim > 3 else 2, item.ndim)
     return {d: torch.export.Dim.AUTO for d in range(few) if item.shape[d] > 1}
+
+
+def _only_dtype(model: nn.Module) -> torch.dtype | None:
+    """Return the floating-point dtype of all parameters; None if they have several, or none."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def _precision_plugin(model: nn.Module) -> Any:
+    """Return the precision plugin of the trainer that a LightningModule is attached to; None without one."""
+    try:
+        return model.trainer.precision_plugin  # type: ignore[union-attr]
+    except (AttributeError, RuntimeError):  # a LightningModule without a trainer raises a RuntimeError
+        return None
 
 
 def _attribute(model: nn.Module, name: str) -> Any:

@@ -64,14 +64,17 @@ def exported(name: str, model: nn.Module, inputs: ExampleInputs) -> tuple[Exampl
                 return used, program.run_decompositions({}) if in_place else program
         except Exception as error:  # torch.export raises errors of many kinds, those of the model's code included
             reason = error
-    raise CouplingError(f"torch.export cannot trace {name}: {_first_lines(reason)}. {_advice(reason)}") from reason
+    advice = _advice(reason, inputs.cast_advice(model))
+    raise CouplingError(f"torch.export cannot trace {name}: {_first_lines(reason)}. {advice}") from reason
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: Exception, cast: str) -> str:
     """Return what to do; errors of the model's own code, such as inputs that do not fit, are of Python's types."""
     named = "name the layers by the patterns Heads, Neurons and Filters, or Custom, which need no trace"
     if any(word in f"{type(error).__name__} {error}".lower() for word in _OF_DATA):
         return f"Control flow that depends on data cannot be traced: {named}"
+    if cast:
+        return cast
     return f"Check that the model runs on the example inputs in eval mode; if it does, {named}"
 
 

@@ -36,7 +36,7 @@ class Cost:
     Args:
         parameters: elements of parameters and buffers that are stored.
         bytes: of the file.
-        seconds: of one forward pass on the example inputs; None if it has to be made dense for that.
+        seconds: of one forward pass on the example inputs; None if it has to be made dense for that, or does not run.
     """
 
     parameters: int
@@ -122,7 +122,7 @@ def footprint(model: nn.Module, outcome: Outcome) -> Footprint | None:
     with stages("measure", 1 + OF_COMPACTION * removes, model):
         small = _compacted(model) if removes else None
         stage("timing forward passes")
-        times = _seconds([model] if small is None else [model, small.model], inputs.on(device))
+        times = _measured([model] if small is None else [model, small.model], inputs.on(device))
     dense = Cost(*_stored(model), times[0])
     if small is None:
         return Footprint(dense, _blocks(dense, model, outcome), "blocks")
@@ -143,13 +143,19 @@ def _has_zero_slices(model: nn.Module, outcome: Outcome) -> bool:
 
 
 def _compacted(model: nn.Module) -> Compacted | None:
-    """Return the compacted model with its families; None, with the reason in the log, if it cannot be compacted."""
+    """Return the compacted model with its families; None, with the reason in the log, if it cannot be compacted.
+
+    The results of a run are written whatever the code of its model raises here.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error", NothingToRemoveWarning)
         try:
             return compacted(model)
         except (SparseLightningError, NothingToRemoveWarning) as error:
             _log.info("the time of the compacted model is not measured: %s", error)
+            return None
+        except Exception as error:
+            _log.warning("the compacted model is left out of the results: %s: %s", type(error).__name__, error)
             return None
 
 
@@ -166,6 +172,16 @@ def _blocks(dense: Cost, model: nn.Module, outcome: Outcome) -> Cost:
     bits = sum(-(-mask.numel() // 8) for mask in outcome.masks.values())
     saved = outcome.zero * min(sizes, default=0)
     return Cost(dense.parameters - outcome.zero, dense.bytes - saved + bits, None)
+
+
+def _measured(models: Sequence[nn.Module], inputs: ExampleInputs) -> Sequence[float | None]:
+    """Return what `_seconds` does; None for each model, with the reason in the log, if one of them cannot be called."""
+    try:
+        return _seconds(models, inputs)
+    except Exception as error:  # the model's own code raises errors of many kinds
+        name, kind = type(models[0]).__name__, type(error).__name__
+        _log.warning("%s is not timed, as it does not run on its example inputs: %s: %s", name, kind, error)
+        return [None] * len(models)
 
 
 def _seconds(models: Sequence[nn.Module], inputs: ExampleInputs) -> list[float]:

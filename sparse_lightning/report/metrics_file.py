@@ -38,6 +38,7 @@ class MetricsFile(Logger):
         super().__init__()
         self.folder = Path(folder)
         self._rows: list[dict[str, Any]] = []
+        self._columns: list[str] = []
         self._is_new = True
 
     @property
@@ -67,34 +68,32 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Add a row; the file is written every 100 rows."""
+        """Write a row at once: no checkpoint that is saved after it can be resumed without it."""
         at = len(self._rows) if step is None else step
         if self._is_new:
             self._rows, self._is_new = self._before(at), False
-        self._rows.append({"step": at, **{name: float(value) for name, value in metrics.items()}})
-        if len(self._rows) % 100 == 0:
-            self.save()
+        row = {"step": at, **{name: float(value) for name, value in metrics.items()}}
+        self._rows.append(row)
+        if row.keys() <= set(self._columns):
+            with self.file.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+        else:
+            self._write_all()
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Do nothing: config.yaml has the hyperparameters."""
 
-    @rank_zero_only
-    def save(self) -> None:
-        """Write all rows."""
-        if not self._rows:
-            return
-        names = sorted({name for row in self._rows for name in row} - {"step"})
+    def _write_all(self) -> None:
+        """Write all rows, with columns for all their metrics, to a file that takes the place of the old one."""
+        self._columns = ["step", *sorted({name for row in self._rows for name in row} - {"step"})]
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self.file.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ["step", *names])
+        part = self.file.with_name(f".{self.file.name}.partial")
+        with part.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(self._rows)
-
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        """Write all rows."""
-        self.save()
+        part.replace(self.file)
 
     def _before(self, step: int) -> list[dict[str, Any]]:
         """Return the rows of an earlier run before a step."""

@@ -61,7 +61,7 @@ class Schedule(ABC):
     def is_update(self, step: int, every: int = 1) -> bool:
         """Whether masks are updated at a step: every `every` steps from the start of the span, and at its end.
 
-        It is asked about steps ahead: the answer for a step must always be the same.
+        It is called for steps ahead, and must return the same for a step at any time.
         """
         _check_every(every)
         begin, end = self.span
@@ -150,8 +150,8 @@ def to_step(schedule: Schedule, name: str, at: When, total_steps: int | None) ->
         return at
     if total_steps is None:
         raise SparsityError(
-            f"{name}={at} of {type(schedule).__name__} is a fraction of the run, but total_steps is unknown: pass "
-            f"total_steps, or use optimizer steps, such as {name}=1000"
+            f"{name}={at} of {type(schedule).__name__} is a fraction of the run, but total_steps is unknown: pass it, "
+            f"set max_steps of the Trainer, or use optimizer steps, such as {name}=1000"
         )
     if total_steps < 1:
         raise SparsityError(f"{schedule} cannot be resolved with total_steps={total_steps}: it must be at least 1")
