@@ -173,6 +173,13 @@ def test_of_checkpoints_of_one_step_the_end_of_the_run_and_then_the_newer_file_i
     assert newest_checkpoint(tmp_path) == last, "it holds what was done after the last step"
 
 
+def test_times_decide_where_the_step_of_a_checkpoint_cannot_be_read(tmp_path):
+    written(tmp_path / "step=50.ckpt", 50, 1)
+    other = tmp_path / "interrupted.ckpt"
+    torch.save({"global_step": 57, "of a class": Path("somewhere")}, other)  # not loaded as data
+    assert newest_checkpoint(tmp_path) == other
+
+
 def test_between_runs_the_time_decides(tmp_path):
     written(tmp_path / "long" / "checkpoints" / "step=900.ckpt", 900, 1)
     written(tmp_path / "newer" / "checkpoints" / "step=9.ckpt", 9, 2)

@@ -86,16 +86,15 @@ def _furthest(folder: Path) -> tuple[Path | None, list[Path]]:
     """Return the whole checkpoint of the highest step, and files written after it that are not whole."""
     paths = sorted(filter(is_checkpoint, folder.glob("*.ckpt")), key=_time, reverse=True)
     whole = [path for path in paths if is_whole(path)]
-    steps = {path: _step(path) for path in whole} if len(whole) > 1 else {}
-    if None in steps.values():
-        steps = {}
-    found = max(whole, key=lambda path: (steps.get(path) or 0, _is_end(path)), default=None)  # the first one of equals
+    found, steps = next(iter(whole), None), [step for path in whole if (step := _step(path)) is not None]
+    if whole and len(steps) == len(whole):  # the first one of equals
+        found = whole[max(range(len(whole)), key=lambda i: (steps[i], _is_end(whole[i])))]
     passed = paths if found is None else paths[: paths.index(found)]
     return found, [path for path in passed if path not in whole]
 
 
 def _step(path: Path) -> int | None:
-    """Return the step of a whole checkpoint: that of its name, or the one in it; None where there is none."""
+    """Return the step of a whole checkpoint: that of its name, or the one in it; −1 without one, None if unreadable."""
     if found := re.match(r"step=(\d+)", path.resolve().name):
         return int(found[1])
     import torch  # the command line looks for folders before it needs torch
@@ -104,7 +103,7 @@ def _step(path: Path) -> int | None:
         saved = torch.load(_main_file(path), map_location="meta", mmap=True, weights_only=True)
     except (RuntimeError, EOFError, UnpicklingError):
         return None
-    return saved.get("global_step") if isinstance(saved, dict) else None
+    return int(saved.get("global_step", -1)) if isinstance(saved, dict) else -1
 
 
 def _is_end(path: Path) -> bool:
