@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from sparse_lightning.app.folders import newest_checkpoint
+from sparse_lightning.app.folders import is_end, newest_checkpoint
 from sparse_lightning.app.overrides import shortened
 from sparse_lightning.errors import ConfigError
 
@@ -139,9 +139,9 @@ def _identity(folder: Path) -> tuple[Path, int] | None:
 
 
 def _is_at_its_end(folder: Path) -> bool:
-    """Whether the newest checkpoint was written at an end: until then, Lightning makes `last.ckpt` a link."""
+    """Whether the newest checkpoint was written at an end."""
     path = newest_checkpoint(folder / "checkpoints")
-    return path is not None and path.name == "last.ckpt" and not path.is_symlink()
+    return path is not None and is_end(path)
 
 
 def _is_higher(now: Any, before: Any) -> bool:

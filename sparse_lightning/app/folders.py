@@ -88,7 +88,7 @@ def _furthest(folder: Path) -> tuple[Path | None, list[Path]]:
     whole = [path for path in paths if is_whole(path)]
     found, steps = next(iter(whole), None), [step for path in whole if (step := _step(path)) is not None]
     if whole and len(steps) == len(whole):  # the first one of equals
-        found = whole[max(range(len(whole)), key=lambda i: (steps[i], _is_end(whole[i])))]
+        found = whole[max(range(len(whole)), key=lambda i: (steps[i], is_end(whole[i])))]
     passed = paths if found is None else paths[: paths.index(found)]
     return found, [path for path in passed if path not in whole]
 
@@ -106,7 +106,7 @@ def _step(path: Path) -> int | None:
     return int(saved.get("global_step", -1)) if isinstance(saved, dict) else -1
 
 
-def _is_end(path: Path) -> bool:
+def is_end(path: Path) -> bool:
     """Whether a checkpoint was written at the end of a run: until then, Lightning makes `last.ckpt` a link."""
     return path.name == "last.ckpt" and not path.is_symlink()
 
