@@ -357,3 +357,13 @@ def test_a_killed_run_has_the_rows_of_a_whole_one(count, tmp_path, monkeypatch):
     whole = rows(tmp_path / "whole")
     assert {int(row["step"]) for row in whole} >= set(range(1, 17)), "updates were not logged"
     assert rows(tmp_path / "killed") == whole
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the run ended at a target sparsity")
+def test_a_run_that_is_trained_on_does_not_end_with_the_metrics_of_its_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    typed = ["--config-dir", OWN, "recipe=small", "compare_dense=false", "folder=run"]
+    assert answer([*typed, "trainer.max_epochs=1"]) == 0
+    assert answer([*typed, "trainer.max_epochs=2", "trainer.limit_val_batches=0", "ckpt_path=last"]) == 0
+    assert set(json.loads((tmp_path / "run" / "results.json").read_text())["sparse"]) == {"train_loss"}

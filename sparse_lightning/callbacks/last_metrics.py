@@ -11,14 +11,15 @@ KEY = "sparse_lightning.last_metrics"
 
 
 class LastMetrics(L.Callback):
-    """Let a trainer end with the metrics of its checkpoint, where it has logged none since.
+    """Let a trainer that makes no step end with the metrics of its checkpoint.
 
-    A run that was stopped after its last step, before its results were written, makes no step when it is resumed.
-    Callbacks that read metrics in `on_fit_end` come after this one.
+    So does a run that was stopped after its last step, before its results were written, and is resumed. Callbacks that
+    read metrics in `on_fit_end` come after this one.
     """
 
     def __init__(self) -> None:
         self._loaded: dict[str, float] = {}
+        self._step = 0
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the metrics as plain numbers."""
@@ -26,10 +27,10 @@ class LastMetrics(L.Callback):
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the metrics until training ends."""
-        self._loaded = checkpoint.get(KEY, {})
+        self._loaded, self._step = checkpoint.get(KEY, {}), checkpoint["global_step"]
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Set the metrics that were loaded, and not logged again."""
+        """Set the metrics that were loaded, unless steps were made since."""
         loaded, self._loaded = self._loaded, {}
-        for name, value in loaded.items():
+        for name, value in loaded.items() if trainer.global_step == self._step else ():
             trainer.callback_metrics.setdefault(name, torch.tensor(value))

@@ -26,9 +26,10 @@ class RandomNumbers(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the states of all ranks."""
-        states = [generator_states()] * trainer.world_size
+        own = generator_states()
+        states = [own] * trainer.world_size
         if trainer.world_size > 1:
-            distributed.all_gather_object(states, generator_states())
+            distributed.all_gather_object(states, own)
         checkpoint[KEY] = states
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

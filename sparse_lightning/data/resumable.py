@@ -59,12 +59,12 @@ class ResumableLoader(DataLoader[Any]):
         kwargs: all other arguments of a DataLoader.
     """
 
+    _given: int = 0
+    _loaded: dict[str, int] | None = None
+
     def __init__(self, dataset: Dataset[Any], seed: int = 0, **kwargs: Any) -> None:
         super().__init__(dataset, **kwargs)
         self.seed = seed  # by its name Lightning finds it, to build the loader again for several processes
-
-    _given: int = 0
-    _loaded: dict[str, int] | None = None
 
     @property
     def _epoch(self) -> int:

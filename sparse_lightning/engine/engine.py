@@ -211,8 +211,7 @@ class Engine:
         self._grown.before_step()
         if id(optimizer) in self._prepared or optimizer is not self._weights.members.leader():
             return
-        is_first_trial = self._starts_dense and is_rehearsal(optimizer)
-        if not is_first_trial:
+        if not (self._starts_dense and is_rehearsal(optimizer)):
             self._look_for_others(self.position.is_due())
 
     def _look_for_others(self, is_due: bool) -> None:
