@@ -11,6 +11,8 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from sparse_lightning.callbacks.saving import partial_path
+
 
 class MetricsFile(Logger):
     """Writes metrics to `metrics.csv`: a row for each call, a column for each metric.
@@ -88,7 +90,7 @@ class MetricsFile(Logger):
         """Write all rows, with columns for all their metrics, to a file that takes the place of the old one."""
         self._columns = ["step", *sorted({name for row in self._rows for name in row} - {"step"})]
         self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.file.with_name(f".{self.file.name}.partial")
+        part = partial_path(self.file)
         with part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
